@@ -3,34 +3,34 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use moongate_discovery::{DiscoveryError, instances_in};
+use moongate_discovery::{DiscoveryError, count_instances};
 use moongate_gateway::{DiscoverySource, GatewayOptions, check_model_folders, exposures};
-use moongate_telemetry::{LogOptions, TelemetryOptions, Traces};
+use moongate_telemetry::{LoggingArgs, TelemetryArgs, Tracer};
 
 use crate::output::{print, print_error};
 use crate::settings::INVALID_SETTINGS;
 
 /// Tools for settings.
 #[derive(Debug, Subcommand)]
-pub(crate) enum ConfigCommand {
+pub(crate) enum ConfigSubcommand {
     /// Read the settings of `moongate gateway` and all files that they name, and say what is wrong, or what would be open. Opens no port and
     /// asks no engine.
-    Check(Box<Check>),
+    Check(Box<ConfigCheckArgs>),
 }
 
 /// Flags of `moongate config check`: those of the gateway.
 #[derive(Debug, Args)]
-pub(crate) struct Check {
+pub(crate) struct ConfigCheckArgs {
     #[command(flatten)]
     options: GatewayOptions,
     #[command(flatten)]
-    telemetry: TelemetryOptions,
+    telemetry: TelemetryArgs,
     #[command(flatten)]
-    pub(crate) logs: LogOptions,
+    pub(crate) logs: LoggingArgs,
 }
 
 /// Flags, variables and the config file have been checked when this is called.
-pub(crate) async fn check(command: Check) -> anyhow::Result<ExitCode> {
+pub(crate) async fn check(command: ConfigCheckArgs) -> anyhow::Result<ExitCode> {
     let mut lines = Vec::new();
     let mut problems = Vec::new();
     match exposures(&command.options) {
@@ -38,7 +38,7 @@ pub(crate) async fn check(command: Check) -> anyhow::Result<ExitCode> {
         Err(error) => problems.push(error.to_string()),
     }
     if let Some(file) = &command.options.engines.instances_file {
-        match instances_in(file).await {
+        match count_instances(file).await {
             Ok(count) => lines.push(format!("{}: {count} engines", file.display())),
             Err(error) => problems.push(format!("--instances-file {}: {error}", file.display())),
         }
@@ -62,7 +62,7 @@ pub(crate) async fn check(command: Check) -> anyhow::Result<ExitCode> {
     if let Err(error) = check_model_folders(&command.options) {
         problems.push(error.to_string());
     }
-    if let Err(error) = Traces::start(&command.telemetry, "moongate-gateway") {
+    if let Err(error) = Tracer::start(&command.telemetry, "moongate-gateway") {
         problems.push(error.to_string());
     }
     for problem in &problems {

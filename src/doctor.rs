@@ -9,44 +9,44 @@ use std::time::Duration;
 
 use clap::Args;
 use moongate_discovery::{
-    DiscoveryOptions, EngineFacts, KvTransfer, ProbeOptions, Readiness, Role, StaticInstance, Topology,
-    Verdict, probe_once,
+    DiscoveryOptions, EngineFacts, EngineRole, InstanceReadiness, KvTransferMethod, ProbeOptions,
+    ProbeVerdict, StaticInstance, Topology, probe_once,
 };
 use moongate_gateway::{DiscoverySource, GatewayOptions, check_model_folders, exposures};
-use moongate_runtime::config::{Origin, Setting};
+use moongate_runtime::config::{EffectiveSetting, SettingOrigin};
 use moongate_runtime::{Supervisor, config};
-use moongate_telemetry::{LogOptions, TelemetryOptions, Traces};
+use moongate_telemetry::{LoggingArgs, TelemetryArgs, Tracer};
 
 use crate::output::print;
 
 /// How long engines found by RBG or Kubernetes may take to answer.
-const SETTLE: Duration = Duration::from_secs(8);
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Flags of `moongate doctor`: those of the gateway that is to be checked.
 #[derive(Debug, Args)]
-pub(crate) struct DoctorCommand {
+pub(crate) struct DoctorArgs {
     #[command(flatten)]
     options: GatewayOptions,
     #[command(flatten)]
-    telemetry: TelemetryOptions,
+    telemetry: TelemetryArgs,
     #[command(flatten)]
-    pub(crate) logs: LogOptions,
+    pub(crate) logs: LoggingArgs,
 }
 
 /// What was found, line by line.
 #[derive(Debug, Default)]
-struct Findings {
+struct DoctorReport {
     text: String,
-    faults: usize,
+    problems: usize,
 }
 
-impl Findings {
+impl DoctorReport {
     fn section(&mut self, title: &str) {
         let gap = if self.text.is_empty() { "" } else { "\n" };
         let _infallible = writeln!(self.text, "{gap}{title}");
     }
 
-    fn good(&mut self, what: &str) {
+    fn ok(&mut self, what: &str) {
         let _infallible = writeln!(self.text, "  ok    {what}");
     }
 
@@ -54,20 +54,20 @@ impl Findings {
         let _infallible = writeln!(self.text, "        {what}");
     }
 
-    fn fault(&mut self, what: &str, mend: &str) {
-        self.faults += 1;
+    fn problem(&mut self, what: &str, mend: &str) {
+        self.problems += 1;
         let _infallible = writeln!(self.text, "  FAULT {what}");
         let _infallible = writeln!(self.text, "        mend: {mend}");
     }
 }
 
 /// Checks, prints, and exits with 1 if something is wrong.
-pub(crate) async fn run(command: DoctorCommand, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
-    let mut findings = Findings::default();
+pub(crate) async fn run(command: DoctorArgs, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
+    let mut findings = DoctorReport::default();
     findings.section("Settings (only those that are not defaults)");
-    match config::effective::<crate::Cli>(std::env::args_os()) {
+    match config::effective_settings::<crate::MoongateArgs>(std::env::args_os()) {
         Ok(settings) => show_settings(&mut findings, &settings),
-        Err(error) => findings.fault(&error.to_string(), "correct the setting that is named"),
+        Err(error) => findings.problem(&error.to_string(), "correct the setting that is named"),
     }
     findings.section("Addresses");
     check_address(&mut findings, "listen", command.options.listen);
@@ -77,7 +77,7 @@ pub(crate) async fn run(command: DoctorCommand, supervisor: Supervisor) -> anyho
     let engines = check_engines(&mut findings, &command.options, &supervisor).await;
     check_fleet(&mut findings, &engines);
     advise_on_cache(&mut findings, &engines);
-    let faults = findings.faults;
+    let faults = findings.problems;
     findings.section(&match faults {
         0 => "Nothing is wrong.".to_owned(),
         1 => "1 fault.".to_owned(),
@@ -87,20 +87,21 @@ pub(crate) async fn run(command: DoctorCommand, supervisor: Supervisor) -> anyho
     Ok(if faults == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn show_settings(findings: &mut Findings, settings: &[Setting]) {
-    let changed: Vec<_> = settings.iter().filter(|setting| setting.origin != Origin::Default).collect();
+fn show_settings(findings: &mut DoctorReport, settings: &[EffectiveSetting]) {
+    let changed: Vec<_> =
+        settings.iter().filter(|setting| setting.origin != SettingOrigin::Default).collect();
     if changed.is_empty() {
         findings.note("all are defaults");
     }
-    for Setting { key, value, origin, .. } in changed {
-        findings.good(&format!("{key} = {} (from {origin})", value.as_deref().unwrap_or("unset")));
+    for EffectiveSetting { key, value, origin, .. } in changed {
+        findings.ok(&format!("{key} = {} (from {origin})", value.as_deref().unwrap_or("unset")));
     }
 }
 
-fn check_address(findings: &mut Findings, name: &str, address: SocketAddr) {
+fn check_address(findings: &mut DoctorReport, name: &str, address: SocketAddr) {
     match std::net::TcpListener::bind(address) {
-        Ok(_) => findings.good(&format!("--{name} {address} is free")),
-        Err(error) => findings.fault(
+        Ok(_) => findings.ok(&format!("--{name} {address} is free")),
+        Err(error) => findings.problem(
             &format!("--{name} {address}: {error}"),
             "choose another port, or stop what listens there (if it is a running moongate gateway, all is well)",
         ),
@@ -108,27 +109,27 @@ fn check_address(findings: &mut Findings, name: &str, address: SocketAddr) {
 }
 
 /// Files that the gateway reads at its start.
-fn check_files(findings: &mut Findings, command: &DoctorCommand) {
+fn check_files(findings: &mut DoctorReport, command: &DoctorArgs) {
     let guards = exposures(&command.options).err().map(|error| error.to_string());
     let models = check_model_folders(&command.options).err().map(|error| error.to_string());
-    let traces = Traces::start(&command.telemetry, "moongate-gateway").err().map(|error| error.to_string());
+    let traces = Tracer::start(&command.telemetry, "moongate-gateway").err().map(|error| error.to_string());
     let problems: Vec<String> = [guards, models, traces].into_iter().flatten().collect();
     if !problems.is_empty() {
         findings.section("Files");
     }
     for problem in problems {
-        findings.fault(&problem, "correct the setting that is named, or the file");
+        findings.problem(&problem, "correct the setting that is named, or the file");
     }
 }
 
-fn listed(findings: &mut Findings, options: &GatewayOptions) -> Vec<StaticInstance> {
+fn static_instances(findings: &mut DoctorReport, options: &GatewayOptions) -> Vec<StaticInstance> {
     let instances = options.engines.static_instances();
     if instances.is_empty()
         && options.engines.instances_file.is_none()
         && options.engines.discovery == DiscoverySource::Static
     {
         findings.section("Engines");
-        findings.fault(
+        findings.problem(
             "no engine is named",
             "give --prefill and --decode (or --worker), --instances-file FILE, or --discovery rbg|kubernetes",
         );
@@ -137,23 +138,23 @@ fn listed(findings: &mut Findings, options: &GatewayOptions) -> Vec<StaticInstan
 }
 
 /// An engine that can be used, as the fleet check needs it.
-struct Usable {
-    role: Role,
+struct UsableEngine {
+    role: EngineRole,
     facts: EngineFacts,
 }
 
 /// Those that are named, and those that discovery finds.
 async fn check_engines(
-    findings: &mut Findings,
+    findings: &mut DoctorReport,
     options: &GatewayOptions,
     supervisor: &Supervisor,
-) -> Vec<Usable> {
-    let instances = listed(findings, options);
+) -> Vec<UsableEngine> {
+    let instances = static_instances(findings, options);
     let trust = match options.engines.engine_tls.trust() {
         Ok(trust) => trust,
         Err(error) => {
             findings.section("TLS towards engines");
-            findings.fault(&error.to_string(), "correct the setting that is named");
+            findings.problem(&error.to_string(), "correct the setting that is named");
             return Vec::new();
         }
     };
@@ -170,37 +171,37 @@ async fn check_engines(
 }
 
 async fn check_engine(
-    findings: &mut Findings,
+    findings: &mut DoctorReport,
     instance: &StaticInstance,
     probing: &ProbeOptions,
-) -> Option<Usable> {
+) -> Option<UsableEngine> {
     findings.section(&format!("Engine {} ({})", instance.url, instance.role));
     let report = match probe_once(instance, probing).await {
         Ok(report) => report,
         Err(error) => {
-            findings.fault(&error.to_string(), "correct the engine's address");
+            findings.problem(&error.to_string(), "correct the engine's address");
             return None;
         }
     };
     for check in &report.checks {
         let line =
-            format!("GET {} -> {} in {:.0?}: {}", check.url, check.outcome, check.took, check.concluded);
+            format!("GET {} -> {} in {:.0?}: {}", check.url, check.outcome, check.duration, check.conclusion);
         findings.note(&line);
     }
     match report.verdict {
-        Verdict::Ready(facts) => {
-            findings.good(&describe(&facts));
+        ProbeVerdict::Ready(facts) => {
+            findings.ok(&describe(&facts));
             findings.note(&cache::describe(&facts));
-            Some(Usable { role: instance.role, facts })
+            Some(UsableEngine { role: instance.role, facts })
         }
-        Verdict::NoConnector { facts, reason } => {
+        ProbeVerdict::NoConnector { facts, reason } => {
             findings.note(&reason);
             findings.note(&cache::describe(&facts));
-            Some(Usable { role: instance.role, facts })
+            Some(UsableEngine { role: instance.role, facts })
         }
-        Verdict::NotReady { reason, .. } => {
-            let advice = report.checks.iter().rev().find_map(|check| check.mend.as_deref());
-            findings.fault(&reason, advice.unwrap_or("change what is named above"));
+        ProbeVerdict::NotReady { reason, .. } => {
+            let advice = report.checks.iter().rev().find_map(|check| check.fix.as_deref());
+            findings.problem(&reason, advice.unwrap_or("change what is named above"));
             None
         }
     }
@@ -208,26 +209,26 @@ async fn check_engine(
 
 /// Engines of a file, RBG or Kubernetes: as discovery itself sees them after a while.
 async fn check_discovery(
-    findings: &mut Findings,
+    findings: &mut DoctorReport,
     discovery: DiscoveryOptions,
     supervisor: &Supervisor,
-) -> Vec<Usable> {
+) -> Vec<UsableEngine> {
     findings.section("Discovery");
     let mut topology = match moongate_discovery::start(discovery, supervisor).await {
         Ok(topology) => topology,
         Err(error) => {
-            findings.fault(&error.to_string(), "correct what is named, or choose another --discovery");
+            findings.problem(&error.to_string(), "correct what is named, or choose another --discovery");
             return Vec::new();
         }
     };
     let settled = |topology: &Topology| {
         !topology.instances.is_empty()
-            && topology.instances.iter().all(|instance| instance.usable().is_some())
+            && topology.instances.iter().all(|instance| instance.usable_facts().is_some())
     };
-    drop(tokio::time::timeout(SETTLE, topology.wait_for(settled)).await);
+    drop(tokio::time::timeout(DISCOVERY_TIMEOUT, topology.wait_for(settled)).await);
     let topology = topology.current();
     if topology.instances.is_empty() {
-        findings.fault(
+        findings.problem(
             "no engine was found",
             "check the role names, labels and namespace that discovery looks for",
         );
@@ -235,15 +236,15 @@ async fn check_discovery(
     let mut usable = Vec::new();
     for instance in &topology.instances {
         let name = format!("{} {} at {}", instance.role, instance.id, instance.url);
-        match (&instance.readiness, instance.usable()) {
+        match (&instance.readiness, instance.usable_facts()) {
             (_, Some(facts)) => {
-                findings.good(&format!("{name}: {}", describe(facts)));
+                findings.ok(&format!("{name}: {}", describe(facts)));
                 findings.note(&cache::describe(facts));
-                usable.push(Usable { role: instance.role, facts: facts.clone() });
+                usable.push(UsableEngine { role: instance.role, facts: facts.clone() });
             }
-            (Readiness::NotReady { reason }, None) => findings.fault(&name, reason),
-            (Readiness::Ready, None) => {
-                findings.fault(&name, "it has not answered yet; look again in a moment");
+            (InstanceReadiness::NotReady { reason }, None) => findings.problem(&name, reason),
+            (InstanceReadiness::Ready, None) => {
+                findings.problem(&name, "it has not answered yet; look again in a moment");
             }
         }
     }
@@ -252,54 +253,55 @@ async fn check_discovery(
 
 fn describe(facts: &EngineFacts) -> String {
     let engine = match facts.engine {
-        moongate_discovery::Engine::Sglang => "SGLang",
-        moongate_discovery::Engine::Vllm => "vLLM",
+        moongate_discovery::EngineKind::Sglang => "SGLang",
+        moongate_discovery::EngineKind::Vllm => "vLLM",
     };
     let transfer = match &facts.transfer {
         None => String::new(),
-        Some(KvTransfer::SglangBootstrap { bootstrap: Some(at) }) => {
+        Some(KvTransferMethod::SglangBootstrap { bootstrap: Some(at) }) => {
             format!(", bootstrap {}:{}", at.host, at.port)
         }
-        Some(KvTransfer::SglangBootstrap { bootstrap: None }) => String::new(),
-        Some(KvTransfer::VllmNixl) => ", NIXL".to_owned(),
-        Some(KvTransfer::VllmMooncake { .. }) => ", Mooncake".to_owned(),
-        Some(KvTransfer::VllmStore) => ", shared store".to_owned(),
+        Some(KvTransferMethod::SglangBootstrap { bootstrap: None }) => String::new(),
+        Some(KvTransferMethod::VllmNixl) => ", NIXL".to_owned(),
+        Some(KvTransferMethod::VllmMooncake { .. }) => ", Mooncake".to_owned(),
+        Some(KvTransferMethod::VllmStore) => ", shared store".to_owned(),
     };
     format!("{engine} {} serves {} (dp {}{transfer})", facts.version, facts.models.join(", "), facts.dp_size)
 }
 
-fn check_fleet(findings: &mut Findings, engines: &[Usable]) {
+fn check_fleet(findings: &mut DoctorReport, engines: &[UsableEngine]) {
     findings.section("Fleet");
-    let count = |role: Role| engines.iter().filter(|engine| engine.role == role).count();
-    let (prefills, decodes, plain) = (count(Role::Prefill), count(Role::Decode), count(Role::Plain));
+    let count = |role: EngineRole| engines.iter().filter(|engine| engine.role == role).count();
+    let (prefills, decodes, plain) =
+        (count(EngineRole::Prefill), count(EngineRole::Decode), count(EngineRole::Plain));
     let mut models: Vec<&String> = engines.iter().flat_map(|engine| &engine.facts.models).collect();
     models.sort_unstable();
     models.dedup();
     for model in models {
-        let serving = |role: Role| {
+        let serving = |role: EngineRole| {
             engines.iter().filter(move |engine| engine.role == role && engine.facts.models.contains(model))
         };
-        let pairs = serving(Role::Prefill)
-            .flat_map(|p| serving(Role::Decode).filter(move |d| d.facts.engine == p.facts.engine))
+        let pairs = serving(EngineRole::Prefill)
+            .flat_map(|p| serving(EngineRole::Decode).filter(move |d| d.facts.engine == p.facts.engine))
             .count();
-        let alone = serving(Role::Plain).count();
+        let alone = serving(EngineRole::Plain).count();
         if pairs + alone > 0 {
-            findings.good(&format!("{model}: {pairs} prefill/decode pairs, {alone} plain workers"));
+            findings.ok(&format!("{model}: {pairs} prefill/decode pairs, {alone} plain workers"));
         } else {
-            findings.fault(
+            findings.problem(
                 &format!("{model} cannot be served: its engines are {prefills} prefill, {decodes} decode, {plain} plain"),
                 "a model needs a prefill and a decode of the same engine kind, or a plain worker",
             );
         }
     }
     if engines.is_empty() {
-        findings.fault("no engine can be used", "mend the engines above");
+        findings.problem("no engine can be used", "mend the engines above");
     }
 }
 
 /// Decode engines are left out: what they hold of a prompt comes from a prefill.
-fn advise_on_cache(findings: &mut Findings, engines: &[Usable]) {
-    let computing = engines.iter().filter(|engine| engine.role != Role::Decode);
+fn advise_on_cache(findings: &mut DoctorReport, engines: &[UsableEngine]) {
+    let computing = engines.iter().filter(|engine| engine.role != EngineRole::Decode);
     let advice = cache::advice(computing.map(|engine| &engine.facts));
     if advice.is_empty() {
         return;

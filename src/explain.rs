@@ -8,19 +8,19 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use moongate_runtime::{Secret, Trust, TrustFiles, tls_remedy};
-use moongate_scheduler::{Instance, PolicyName, Route, Snapshot, Verdict};
-use moongate_telemetry::LogOptions;
+use moongate_runtime::{ClientTls, ClientTlsFiles, SecretString, tls_error_hint};
+use moongate_scheduler::{DecisionSnapshot, EngineRoute, PolicyName, PolicyVerdict, SchedulableInstance};
+use moongate_telemetry::LoggingArgs;
 use serde_json::Value;
 
 use crate::settings::invalid_settings;
 
 /// Time for the gateway's answer.
-const LIMIT: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Flags of `moongate explain`.
 #[derive(Debug, Args)]
-pub(crate) struct ExplainCommand {
+pub(crate) struct ExplainArgs {
     /// The request: the x-request-id of its answer. Without: the latest decisions are listed.
     #[arg(value_name = "REQUEST")]
     request: Option<String>,
@@ -31,7 +31,7 @@ pub(crate) struct ExplainCommand {
 
     /// The gateway's --admin-token, or a key with the scope `admin`.
     #[arg(long, value_name = "TOKEN", env = "MOONGATE_ADMIN_TOKEN", hide_env_values = true)]
-    admin_token: Option<Secret>,
+    admin_token: Option<SecretString>,
 
     /// Authorities of a gateway with TLS (PEM). Default: those that this machine trusts.
     #[arg(long, value_name = "FILE", env = "MOONGATE_ADMIN_CA")]
@@ -62,16 +62,16 @@ pub(crate) struct ExplainCommand {
     json: bool,
 
     #[command(flatten)]
-    pub(crate) logs: LogOptions,
+    pub(crate) logs: LoggingArgs,
 }
 
-pub(crate) async fn run(command: ExplainCommand) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(command: ExplainArgs) -> anyhow::Result<ExitCode> {
     let answer: Value = match &command.file {
         Some(file) => {
             let text = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
             serde_json::from_slice(&text).with_context(|| format!("{} is not JSON", file.display()))?
         }
-        None => ask(&command).await?,
+        None => fetch_decisions(&command).await?,
     };
     let text = if command.json {
         format!("{answer}\n")
@@ -93,7 +93,7 @@ pub(crate) async fn run(command: ExplainCommand) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn ask(command: &ExplainCommand) -> anyhow::Result<Value> {
+async fn fetch_decisions(command: &ExplainArgs) -> anyhow::Result<Value> {
     let id = command.request.as_deref().unwrap_or_default();
     let base = command.admin.trim_end_matches('/');
     let scheme = if base.contains("://") { "" } else { "http://" };
@@ -102,14 +102,14 @@ async fn ask(command: &ExplainCommand) -> anyhow::Result<Value> {
     if let (false, Ok(mut path)) = (id.is_empty(), url.path_segments_mut()) {
         path.push(id);
     }
-    let client = trust(command)?.http().timeout(LIMIT).build()?;
+    let client = trust(command)?.http_client().timeout(REQUEST_TIMEOUT).build()?;
     let mut request = client.get(url.clone());
     if let Some(token) = &command.admin_token {
         request = request.bearer_auth(token.expose());
     }
     let asked = request.send().await;
     let response = asked.map_err(|error| {
-        let mend = tls_remedy(&error);
+        let mend = tls_error_hint(&error);
         let hint = mend.map_or_else(|| format!("is --admin {base} right?"), str::to_owned);
         anyhow::Error::from(error).context(format!("no gateway answers; {hint}"))
     })?;
@@ -122,10 +122,11 @@ async fn ask(command: &ExplainCommand) -> anyhow::Result<Value> {
 }
 
 /// What the gateway is known by.
-fn trust(command: &ExplainCommand) -> anyhow::Result<Trust> {
+fn trust(command: &ExplainArgs) -> anyhow::Result<ClientTls> {
     let identity = [command.admin_cert.as_ref(), command.admin_key.as_ref()];
     let (flags, name) = (["--admin-cert", "--admin-key"], command.admin_tls_name.as_ref());
-    let loaded = TrustFiles::given(command.admin_ca.as_ref(), identity, name, flags).and_then(Trust::load);
+    let loaded = ClientTlsFiles::from_options(command.admin_ca.as_ref(), identity, name, flags)
+        .and_then(ClientTls::load);
     let files = [("--admin-ca", command.admin_ca.as_ref()), (flags[0], identity[0]), (flags[1], identity[1])];
     loaded.map_err(|error| invalid_settings(error.with_flag(&files)))
 }
@@ -179,26 +180,26 @@ fn explain(text: &mut String, decision: &Value, other: Option<PolicyName>) -> an
             hits["l3_tokens"],
         );
     }
-    let snapshot: Snapshot = serde_json::from_value(decision["snapshot"].clone())
+    let snapshot: DecisionSnapshot = serde_json::from_value(decision["snapshot"].clone())
         .context("the snapshot is of another release of moongate")?;
     replay(text, &snapshot);
     if let Some(policy) = other {
-        replay(text, &Snapshot { policy, ..snapshot });
+        replay(text, &DecisionSnapshot { policy, ..snapshot });
     }
     Ok(())
 }
 
 /// Adds what the policy decides now.
-fn replay(text: &mut String, snapshot: &Snapshot) {
-    let name = |ix: moongate_scheduler::InstanceIx| {
-        snapshot.instances.get(ix.at()).map_or("?", |instance: &Instance| &instance.name)
+fn replay(text: &mut String, snapshot: &DecisionSnapshot) {
+    let name = |ix: moongate_scheduler::InstanceIndex| {
+        snapshot.instances.get(ix.as_usize()).map_or("?", |instance: &SchedulableInstance| &instance.name)
     };
     let outcome = match snapshot.replay() {
-        Ok(Verdict::Send(decision)) => match decision.route {
-            Route::Pair { prefill, decode, .. } => format!("{} + {}", name(prefill), name(decode)),
-            Route::Single { worker } => name(worker).to_owned(),
+        Ok(PolicyVerdict::Send(decision)) => match decision.route {
+            EngineRoute::Pair { prefill, decode, .. } => format!("{} + {}", name(prefill), name(decode)),
+            EngineRoute::Single { worker } => name(worker).to_owned(),
         },
-        Ok(Verdict::Hold { until }) => format!("hold it for {:.3} s", until - snapshot.now),
+        Ok(PolicyVerdict::Defer { until }) => format!("hold it for {:.3} s", until - snapshot.now),
         Err(refusal) => format!("refuse it: {refusal}"),
     };
     let _infallible = writeln!(text, "  replayed with {}: {outcome}", snapshot.policy);

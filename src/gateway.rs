@@ -6,28 +6,28 @@ use std::time::Duration;
 use clap::Args;
 use moongate_gateway::GatewayOptions;
 use moongate_runtime::{Supervisor, raise_open_file_limit, terminated};
-use moongate_telemetry::{LogOptions, TelemetryOptions, Traces};
+use moongate_telemetry::{LoggingArgs, TelemetryArgs, Tracer};
 
 use crate::settings::{invalid_settings, start_error};
 
 /// Time to hand the last spans over.
-const FLUSH: Duration = Duration::from_secs(3);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Flags of `moongate gateway`.
 #[derive(Debug, Args)]
-pub(crate) struct GatewayCommand {
+pub(crate) struct GatewayArgs {
     #[command(flatten)]
     options: GatewayOptions,
     #[command(flatten)]
-    telemetry: TelemetryOptions,
+    telemetry: TelemetryArgs,
     #[command(flatten)]
-    pub(crate) logs: LogOptions,
+    pub(crate) logs: LoggingArgs,
 }
 
 /// Serves until asked to stop, then drains.
-pub(crate) async fn run(command: GatewayCommand, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(command: GatewayArgs, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
     raise_open_file_limit();
-    let traces = Traces::start(&command.telemetry, "moongate-gateway").map_err(invalid_settings)?;
+    let traces = Tracer::start(&command.telemetry, "moongate-gateway").map_err(invalid_settings)?;
     let started = moongate_gateway::start(&command.options, traces.clone(), &supervisor).await;
     let gateway = started.map_err(|error| {
         let is_invalid = error.is_invalid_setting();
@@ -38,7 +38,7 @@ pub(crate) async fn run(command: GatewayCommand, supervisor: Supervisor) -> anyh
         () = gateway.stop() => {}
         () = terminated() => tracing::warn!("asked again: stopping without waiting for open requests"),
     }
-    if let Err(lost) = traces.shutdown(FLUSH).await {
+    if let Err(lost) = traces.shutdown(FLUSH_TIMEOUT).await {
         tracing::warn!(%lost, "spans were lost");
     }
     Ok(ExitCode::SUCCESS)

@@ -12,39 +12,39 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
-use moongate_operator::kubectl::{Cluster, Format, Where};
-use moongate_telemetry::LogOptions;
+use moongate_operator::kubectl::{ClusterClient, KubeContextOptions, OutputFormat};
+use moongate_telemetry::LoggingArgs;
 use serde_json::Value;
 
 /// What the binary is called as a plugin of kubectl.
 const PLUGIN: &str = "kubectl-moongate";
 
 /// What fails is told once, by the command: the client's own line says less.
-pub(crate) fn logs() -> LogOptions {
-    LogOptions { filter: "warn,kube_client=off".to_owned(), ..LogOptions::default() }
+pub(crate) fn logs() -> LoggingArgs {
+    LoggingArgs { filter: "warn,kube_client=off".to_owned(), ..LoggingArgs::default() }
 }
 
 /// Flags of `moongate kubectl`.
 #[derive(Debug, Args)]
-pub(crate) struct KubectlCommand {
+pub(crate) struct KubectlArgs {
     #[command(subcommand)]
-    command: Command,
+    command: KubectlSubcommand,
     #[command(flatten)]
-    place: PlaceFlags,
+    scope: KubectlScopeArgs,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum KubectlSubcommand {
     /// Tell how groups are, and what they wait for.
-    Status(status::StatusCommand),
+    Status(status::KubectlStatusArgs),
     /// Tell which pods a change would restart, in which order, and why. Changes nothing.
-    Plan(change::PlanCommand),
+    Plan(change::KubectlPlanArgs),
     /// Give containers new images.
-    Upgrade(change::UpgradeCommand),
+    Upgrade(change::KubectlUpgradeArgs),
     /// Revisions and updates of a group.
     Rollout {
         #[command(subcommand)]
-        command: rollout::RolloutCommand,
+        command: rollout::RolloutSubcommand,
     },
     /// Check whether the cluster has what groups need, and say how to mend what is wrong.
     Doctor,
@@ -52,7 +52,7 @@ enum Command {
 
 /// Which cluster, and where in it. As kubectl has them.
 #[derive(Debug, Args)]
-struct PlaceFlags {
+struct KubectlScopeArgs {
     /// Client configuration. Without it KUBECONFIG, ~/.kube/config, or the pod's service account
     #[arg(long, global = true, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
@@ -69,20 +69,20 @@ struct PlaceFlags {
     ///
     /// Programs get as JSON or YAML all that people get as text
     #[arg(long, short, global = true, value_enum, value_name = "FORMAT", default_value = "text")]
-    output: Output,
+    output: KubectlOutputFormat,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Output {
+enum KubectlOutputFormat {
     Text,
     Json,
     Yaml,
 }
 
 /// What the tools of this command share.
-struct Session {
-    cluster: Cluster,
-    format: Format,
+struct KubectlSession {
+    cluster: ClusterClient,
+    format: OutputFormat,
 }
 
 /// The arguments as `moongate kubectl` has them, if the binary is called as a plugin.
@@ -97,21 +97,25 @@ pub(crate) fn arguments(args: impl IntoIterator<Item = OsString>) -> Vec<OsStrin
 }
 
 /// Does what is asked. The exit code is 1 where that fails.
-pub(crate) async fn run(command: KubectlCommand) -> anyhow::Result<ExitCode> {
-    let place = command.place;
+pub(crate) async fn run(command: KubectlArgs) -> anyhow::Result<ExitCode> {
+    let place = command.scope;
     let format = match place.output {
-        Output::Text => Format::Text,
-        Output::Json => Format::Json,
-        Output::Yaml => Format::Yaml,
+        KubectlOutputFormat::Text => OutputFormat::Text,
+        KubectlOutputFormat::Json => OutputFormat::Json,
+        KubectlOutputFormat::Yaml => OutputFormat::Yaml,
     };
-    let place = Where { kubeconfig: place.kubeconfig, context: place.context, namespace: place.namespace };
-    let session = Session { cluster: Cluster::connect(place).await?, format };
+    let place = KubeContextOptions {
+        kubeconfig: place.kubeconfig,
+        context: place.context,
+        namespace: place.namespace,
+    };
+    let session = KubectlSession { cluster: ClusterClient::connect(place).await?, format };
     match command.command {
-        Command::Status(command) => command.run(&session).await?,
-        Command::Plan(command) => command.run(&session).await?,
-        Command::Upgrade(command) => command.run(&session).await?,
-        Command::Rollout { command } => command.run(&session).await?,
-        Command::Doctor => return doctor::run(&session).await,
+        KubectlSubcommand::Status(command) => command.run(&session).await?,
+        KubectlSubcommand::Plan(command) => command.run(&session).await?,
+        KubectlSubcommand::Upgrade(command) => command.run(&session).await?,
+        KubectlSubcommand::Rollout { command } => command.run(&session).await?,
+        KubectlSubcommand::Doctor => return doctor::run(&session).await,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -122,12 +126,12 @@ fn print(text: &str) -> anyhow::Result<()> {
 }
 
 /// To standard error: what is not the answer.
-fn note(text: &str) -> anyhow::Result<()> {
+fn print_note(text: &str) -> anyhow::Result<()> {
     Ok(writeln!(std::io::stderr(), "{text}")?)
 }
 
 /// The set that a group belongs to. Who changes the group has the change taken back.
-fn set_of(group: &Value) -> Option<String> {
+fn owning_set(group: &Value) -> Option<String> {
     let label = &group["metadata"]["labels"][moongate_operator::kubectl::GROUPSET_NAME];
     label.as_str().map(str::to_owned)
 }

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use moongate_loadtest::LoadtestCommand;
 use moongate_runtime::{Supervisor, config, terminated};
-use moongate_telemetry::{LogOptions, init_logs};
+use moongate_telemetry::{LoggingArgs, init_logs};
 use tokio::runtime::{Builder, Runtime};
 
 /// Freed memory of large bodies goes back to the system sooner, and relaying them costs less time than with the
@@ -32,41 +32,41 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// Routes LLM requests to prefill/decode pairs by knowing where the KV cache is.
 #[derive(Debug, Parser)]
 #[command(name = "moongate", version, propagate_version = true)]
-struct Cli {
+struct MoongateArgs {
     #[command(subcommand)]
-    command: Command,
+    command: MoongateSubcommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum MoongateSubcommand {
     /// Serve the OpenAI API in front of SGLang and vLLM engines.
-    Gateway(Box<gateway::GatewayCommand>),
+    Gateway(Box<gateway::GatewayArgs>),
     /// Run RoleBasedGroups on Kubernetes, in the place of RBG's own controller manager.
-    Operator(Box<operator::OperatorCommand>),
+    Operator(Box<operator::OperatorArgs>),
     /// Look at RoleBasedGroups, ask what a change would do, make it, take it back. Called `kubectl-moongate`, it is all there is.
-    Kubectl(Box<kubectl::KubectlCommand>),
+    Kubectl(Box<kubectl::KubectlArgs>),
     /// Serve the metadata of a Mooncake store, in the place of Mooncake's own master.
-    Master(master::MasterCommand),
+    Master(master::MasterArgs),
     /// Lend memory to a Mooncake store, in the place of Mooncake's own store service.
-    Store(store::StoreCommand),
+    Store(store::StoreNodeArgs),
     /// Put objects into a store, get them back, and measure it.
-    Kv(Box<kv::KvCommand>),
+    Kv(Box<kv::KvArgs>),
     /// Keep a store's memory while the store itself is restarted or replaced.
-    StoreHolder(store_holder::HolderCommand),
+    StoreHolder(store_holder::StoreHolderArgs),
     /// Stand beside an engine: register it with gateways, drain it, load its LoRA adapters.
-    Sidecar(Box<sidecar::SidecarCommand>),
+    Sidecar(Box<sidecar::SidecarArgs>),
     /// Start simulated engines and a gateway on this machine, to try things out.
-    Up(up::UpCommand),
+    Up(up::UpArgs),
     /// Check a gateway's settings and its engines, and say how to mend what is wrong.
-    Doctor(Box<doctor::DoctorCommand>),
+    Doctor(Box<doctor::DoctorArgs>),
     /// Check settings without starting anything.
     Config {
         /// What to do with them.
         #[command(subcommand)]
-        tool: config_check::ConfigCommand,
+        tool: config_check::ConfigSubcommand,
     },
     /// Tell why a request went where it went, and what another policy would have done.
-    Explain(explain::ExplainCommand),
+    Explain(explain::ExplainArgs),
     /// Simulate engines, generate load, replay traces.
     Loadtest {
         /// Which tool.
@@ -74,71 +74,71 @@ enum Command {
         tool: LoadtestCommand,
         /// Logs of the tool.
         #[command(flatten)]
-        logs: LogOptions,
+        logs: LoggingArgs,
     },
 }
 
 fn main() -> ExitCode {
-    let cli: Cli = match config::parse(kubectl::arguments(std::env::args_os())) {
+    let cli: MoongateArgs = match config::parse(kubectl::arguments(std::env::args_os())) {
         Ok(cli) => cli,
         Err(error) => return error.report(),
     };
     match cli.command {
-        Command::Gateway(command) => {
+        MoongateSubcommand::Gateway(command) => {
             let logs = command.logs.clone();
             run(&logs, |supervisor| gateway::run(*command, supervisor))
         }
-        Command::Operator(command) => {
+        MoongateSubcommand::Operator(command) => {
             let logs = command.logs.clone();
-            stay_small();
+            disable_huge_pages();
             // One thread: it waits for the API server nearly always, and every thread keeps some freed memory for itself.
             run_on(Builder::new_current_thread(), &logs, |supervisor| operator::run(*command, supervisor))
         }
-        Command::Kubectl(command) => run(&kubectl::logs(), |_| kubectl::run(*command)),
-        Command::Master(command) => match command.options() {
+        MoongateSubcommand::Kubectl(command) => run(&kubectl::logs(), |_| kubectl::run(*command)),
+        MoongateSubcommand::Master(command) => match command.options() {
             Ok(options) => {
                 let logs = options.logs.clone();
                 run(&logs, |supervisor| master::run(options, supervisor))
             }
             Err(code) => code,
         },
-        Command::Store(command) => match command.settings() {
+        MoongateSubcommand::Store(command) => match command.settings() {
             Ok((flags, config)) => {
                 let logs = flags.logs.clone();
-                store::stay_small(&flags);
+                store::disable_huge_pages(&flags);
                 run(&logs, |supervisor| store::run(flags, config, supervisor))
             }
             Err(code) => code,
         },
-        Command::Kv(command) => {
+        MoongateSubcommand::Kv(command) => {
             let logs = command.logs.clone();
             run(&logs, |supervisor| kv::run(*command, supervisor))
         }
-        Command::StoreHolder(command) => {
+        MoongateSubcommand::StoreHolder(command) => {
             let logs = command.logs.clone();
             run(&logs, |_| store_holder::run(command))
         }
-        Command::Up(command) => {
+        MoongateSubcommand::Up(command) => {
             let logs = command.logs.clone();
             run(&logs, |supervisor| up::run(command, supervisor))
         }
-        Command::Sidecar(command) => {
+        MoongateSubcommand::Sidecar(command) => {
             let logs = command.logs.clone();
             run(&logs, |supervisor| sidecar::run(*command, supervisor))
         }
-        Command::Doctor(command) => {
+        MoongateSubcommand::Doctor(command) => {
             let logs = command.logs.clone();
             run(&logs, |supervisor| doctor::run(*command, supervisor))
         }
-        Command::Config { tool: config_check::ConfigCommand::Check(command) } => {
+        MoongateSubcommand::Config { tool: config_check::ConfigSubcommand::Check(command) } => {
             let logs = command.logs.clone();
             run(&logs, |_| config_check::check(*command))
         }
-        Command::Explain(command) => {
+        MoongateSubcommand::Explain(command) => {
             let logs = command.logs.clone();
             run(&logs, |_| explain::run(command))
         }
-        Command::Loadtest { tool, logs } => run(&logs, |supervisor| async move {
+        MoongateSubcommand::Loadtest { tool, logs } => run(&logs, |supervisor| async move {
             let stop = supervisor.token();
             supervisor.spawn("signals", async move {
                 terminated().await;
@@ -150,20 +150,20 @@ fn main() -> ExitCode {
 }
 
 /// Of a heap of a few megabytes on pages of two megabytes, most would be nothing but room.
-fn stay_small() {
+fn disable_huge_pages() {
     // Where the system refuses, there is only more memory.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
 }
 
 /// Runs a command on all cores. A failure is printed as one line, with exit code 1; so is the panic of an essential task.
-fn run<F>(logs: &LogOptions, command: impl FnOnce(Supervisor) -> F) -> ExitCode
+fn run<F>(logs: &LoggingArgs, command: impl FnOnce(Supervisor) -> F) -> ExitCode
 where
     F: Future<Output = anyhow::Result<ExitCode>>,
 {
     run_on(Builder::new_multi_thread(), logs, command)
 }
 
-fn run_on<F>(runtime: Builder, logs: &LogOptions, command: impl FnOnce(Supervisor) -> F) -> ExitCode
+fn run_on<F>(runtime: Builder, logs: &LoggingArgs, command: impl FnOnce(Supervisor) -> F) -> ExitCode
 where
     F: Future<Output = anyhow::Result<ExitCode>>,
 {
@@ -181,22 +181,22 @@ where
         outcome
     });
     outcome.unwrap_or_else(|error| {
-        output::print_error(in_full(&error));
-        match error.is::<settings::InvalidSettings>() {
+        output::print_error(error_chain(&error));
+        match error.is::<settings::InvalidSettingsError>() {
             true => ExitCode::from(settings::INVALID_SETTINGS),
             false => ExitCode::FAILURE,
         }
     })
 }
 
-fn start(mut runtime: Builder, logs: &LogOptions) -> anyhow::Result<Runtime> {
+fn start(mut runtime: Builder, logs: &LoggingArgs) -> anyhow::Result<Runtime> {
     init_logs(logs)?;
     settings::warn_of_unknown_variables();
     Ok(runtime.enable_all().build()?)
 }
 
 /// An error with its causes. Some tell theirs themselves: nothing is said twice.
-fn in_full(error: &anyhow::Error) -> String {
+fn error_chain(error: &anyhow::Error) -> String {
     error.chain().map(ToString::to_string).fold(String::new(), |told, cause| match () {
         () if told.is_empty() => cause,
         () if told.contains(&cause) => told,
@@ -211,6 +211,6 @@ mod tests {
     #[test]
     fn a_cause_is_told_once() {
         let error = anyhow::anyhow!("no route").context("a peer: no route").context("store");
-        assert_eq!(in_full(&error), "store: a peer: no route");
+        assert_eq!(error_chain(&error), "store: a peer: no route");
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::Args;
-use moongate_master::flags::{self, Asked, MasterOptions};
+use moongate_master::flags::{self, MasterInvocation, MasterOptions};
 use moongate_runtime::{Supervisor, terminated};
 
 use crate::output::{print, print_error};
@@ -13,18 +13,18 @@ use crate::output::{print, print_error};
 /// reads them.
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true, disable_version_flag = true)]
-pub(crate) struct MasterCommand {
+pub(crate) struct MasterArgs {
     /// Flags of Mooncake's master, and some more; `moongate master --help` lists them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
     flags: Vec<OsString>,
 }
 
-impl MasterCommand {
+impl MasterArgs {
     /// What is to be served, or how the command ends at once.
     pub(crate) fn options(self) -> Result<MasterOptions, ExitCode> {
         match flags::read(self.flags, |name| std::env::var(name).ok()) {
-            Ok(Asked::Serve(options)) => Ok(*options),
-            Ok(Asked::Show(text)) => {
+            Ok(MasterInvocation::Serve(options)) => Ok(*options),
+            Ok(MasterInvocation::PrintText(text)) => {
                 Err(print(text.trim_end()).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS))
             }
             Err(error) => {

@@ -9,21 +9,21 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use moongate_operator::controllers::OperatorError;
-use moongate_operator::{GangScheduler, Options, admin, webhooks};
+use moongate_operator::{GangScheduler, OperatorOptions, admin, webhooks};
 use moongate_runtime::{Supervisor, bind, terminated};
-use moongate_telemetry::{LogOptions, TelemetryOptions, Traces};
+use moongate_telemetry::{LoggingArgs, TelemetryArgs, Tracer};
 
 use crate::settings::{invalid_settings, start_error};
 
 /// For writes in progress when the operator is asked to stop.
-const GRACE: Duration = Duration::from_secs(10);
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
 
 /// Time to hand the last spans over.
-const FLUSH: Duration = Duration::from_secs(3);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Flags of `moongate operator`.
 #[derive(Debug, Args)]
-pub(crate) struct OperatorCommand {
+pub(crate) struct OperatorArgs {
     /// Client configuration. Without it the pod's service account is used, or your default one
     #[arg(long, value_name = "FILE", env = "MOONGATE_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
@@ -56,38 +56,38 @@ pub(crate) struct OperatorCommand {
         env = "MOONGATE_SCHEDULER_NAME",
         default_value = "scheduler-plugins"
     )]
-    scheduler_name: Scheduler,
+    scheduler_name: GangSchedulerArg,
 
     #[command(flatten)]
-    ports: PortFlags,
+    ports: PortAllocatorArgs,
 
     #[command(flatten)]
-    webhooks: WebhookFlags,
+    webhooks: WebhookArgs,
 
     #[command(flatten)]
-    telemetry: TelemetryOptions,
+    telemetry: TelemetryArgs,
 
     #[command(flatten)]
-    pub(crate) logs: LogOptions,
+    pub(crate) logs: LoggingArgs,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Scheduler {
+enum GangSchedulerArg {
     SchedulerPlugins,
     Volcano,
 }
 
-impl From<Scheduler> for GangScheduler {
-    fn from(scheduler: Scheduler) -> Self {
+impl From<GangSchedulerArg> for GangScheduler {
+    fn from(scheduler: GangSchedulerArg) -> Self {
         match scheduler {
-            Scheduler::SchedulerPlugins => Self::SchedulerPlugins,
-            Scheduler::Volcano => Self::Volcano,
+            GangSchedulerArg::SchedulerPlugins => Self::SchedulerPlugins,
+            GangSchedulerArg::Volcano => Self::Volcano,
         }
     }
 }
 
 #[derive(Debug, Args)]
-struct PortFlags {
+struct PortAllocatorArgs {
     /// Choose ports for pods that ask for some
     #[arg(long, env = "MOONGATE_ENABLE_PORT_ALLOCATOR")]
     enable_port_allocator: bool,
@@ -101,7 +101,7 @@ struct PortFlags {
     port_range: u16,
 }
 
-impl PortFlags {
+impl PortAllocatorArgs {
     fn range(&self) -> anyhow::Result<Option<Range<u16>>> {
         let Some(end) = self.start_port.checked_add(self.port_range) else {
             anyhow::bail!("--start-port and --port-range go beyond port 65535; lower one of them");
@@ -111,7 +111,7 @@ impl PortFlags {
 }
 
 #[derive(Debug, Args)]
-struct WebhookFlags {
+struct WebhookArgs {
     /// Service by which the API server reaches the webhooks, which convert and validate. Without it there are none
     #[arg(long, value_name = "NAME", env = "MOONGATE_WEBHOOK_SERVICE")]
     webhook_service: Option<String>,
@@ -129,10 +129,15 @@ struct WebhookFlags {
     webhook_secret: String,
 }
 
-impl WebhookFlags {
-    async fn start(self, operator: &Options, namespace: &str, supervisor: &Supervisor) -> anyhow::Result<()> {
+impl WebhookArgs {
+    async fn start(
+        self,
+        operator: &OperatorOptions,
+        namespace: &str,
+        supervisor: &Supervisor,
+    ) -> anyhow::Result<()> {
         let Some(service) = self.webhook_service else { return Ok(()) };
-        let options = webhooks::Options {
+        let options = webhooks::WebhookOptions {
             namespace: namespace.to_owned(),
             service,
             port: self.webhook_service_port,
@@ -153,17 +158,17 @@ fn operator_error(error: OperatorError) -> anyhow::Error {
 }
 
 /// Keeps groups running until asked to stop, or until another operator leads.
-pub(crate) async fn run(command: OperatorCommand, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
-    let traces = Traces::start(&command.telemetry, "moongate-operator").map_err(invalid_settings)?;
-    let options = Options {
+pub(crate) async fn run(command: OperatorArgs, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
+    let traces = Tracer::start(&command.telemetry, "moongate-operator").map_err(invalid_settings)?;
+    let options = OperatorOptions {
         kubeconfig: command.kubeconfig,
         namespace: command.namespace,
         workers: command.max_concurrent_reconciles,
-        gang: command.scheduler_name.into(),
+        gang_scheduler: command.scheduler_name.into(),
         ports: command.ports.range().map_err(invalid_settings)?,
         lease: command.leader_elect.then(|| (command.own_namespace.clone(), "rbg-controller".to_owned())),
         traces: traces.clone(),
-        ..Options::default()
+        ..OperatorOptions::default()
     };
     admin::start(bind(command.admin_listen)?, Arc::clone(&options.metrics), &supervisor);
     command.webhooks.start(&options, &command.own_namespace, &supervisor).await?;
@@ -176,10 +181,10 @@ pub(crate) async fn run(command: OperatorCommand, supervisor: Supervisor) -> any
             running.await?;
         }
     }
-    if let Err(still) = supervisor.shutdown(GRACE).await {
+    if let Err(still) = supervisor.shutdown(SHUTDOWN_GRACE).await {
         tracing::warn!("{still}");
     }
-    if let Err(lost) = traces.shutdown(FLUSH).await {
+    if let Err(lost) = traces.shutdown(FLUSH_TIMEOUT).await {
         tracing::warn!(%lost, "spans were lost");
     }
     Ok(ExitCode::SUCCESS)

@@ -18,15 +18,15 @@ const SIMILAR: f64 = 0.75;
 
 /// A setting, or a file that it names, is wrong.
 #[derive(Debug)]
-pub(crate) struct InvalidSettings(anyhow::Error);
+pub(crate) struct InvalidSettingsError(anyhow::Error);
 
-impl fmt::Display for InvalidSettings {
+impl fmt::Display for InvalidSettingsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl Error for InvalidSettings {
+impl Error for InvalidSettingsError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.0.source()
     }
@@ -34,7 +34,7 @@ impl Error for InvalidSettings {
 
 /// Marks an error so that the command ends with [`INVALID_SETTINGS`].
 pub(crate) fn invalid_settings(error: impl Into<anyhow::Error>) -> anyhow::Error {
-    InvalidSettings(error.into()).into()
+    InvalidSettingsError(error.into()).into()
 }
 
 /// Marks an error if it `is_invalid`.
@@ -48,7 +48,7 @@ pub(crate) fn warn_of_unknown_variables() {
     for (name, value) in std::env::vars_os() {
         let (Some(name), value) = (name.to_str(), value.to_string_lossy()) else { continue };
         if is_unknown(name, &value, &known) {
-            match nearest(name, &known) {
+            match closest_name(name, &known) {
                 Some(nearest) => tracing::warn!(
                     "the environment variable {name} is unknown and has no effect; did you mean {nearest}?"
                 ),
@@ -62,8 +62,8 @@ pub(crate) fn warn_of_unknown_variables() {
 
 /// Variables of all commands: one environment may be shared by several.
 fn known_variables() -> BTreeSet<String> {
-    let mut known = config::variables(crate::Cli::command());
-    known.extend(config::variables(moongate_store::Flags::command()));
+    let mut known = config::environment_variables(crate::MoongateArgs::command());
+    known.extend(config::environment_variables(moongate_store::NodeArgs::command()));
     known.extend(moongate_master::flags::variables());
     known
 }
@@ -99,7 +99,7 @@ fn is_service_link(name: &str, value: &str) -> bool {
         && parts.next().is_none()
 }
 
-fn nearest<'a>(name: &str, known: &'a BTreeSet<String>) -> Option<&'a str> {
+fn closest_name<'a>(name: &str, known: &'a BTreeSet<String>) -> Option<&'a str> {
     // The beginning is the same for all.
     let rest = |name: &str| name.strip_prefix(PREFIX).unwrap_or(name).to_owned();
     let wanted = rest(name);
@@ -123,7 +123,7 @@ mod tests {
             ("MOONGATE_ZZZ", None),
         ] {
             assert!(is_unknown(name, "1", &known), "{name}");
-            assert_eq!(nearest(name, &known), expected, "{name}");
+            assert_eq!(closest_name(name, &known), expected, "{name}");
         }
     }
 

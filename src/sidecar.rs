@@ -5,31 +5,31 @@ use std::time::Duration;
 
 use clap::Args;
 use moongate_runtime::{Supervisor, terminated};
-use moongate_sidecar::{SidecarOptions, StartError};
-use moongate_telemetry::LogOptions;
+use moongate_sidecar::{SidecarOptions, SidecarStartError};
+use moongate_telemetry::LoggingArgs;
 
 use crate::settings::start_error;
 
 /// For deregistering from gateways.
-const GRACE: Duration = Duration::from_secs(5);
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 
 /// Flags of `moongate sidecar`.
 #[derive(Debug, Args)]
-pub(crate) struct SidecarCommand {
+pub(crate) struct SidecarArgs {
     #[command(flatten)]
     options: SidecarOptions,
     #[command(flatten)]
-    pub(crate) logs: LogOptions,
+    pub(crate) logs: LoggingArgs,
 }
 
 /// Stands beside the engine until asked to stop, then deregisters it.
-pub(crate) async fn run(command: SidecarCommand, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(command: SidecarArgs, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
     moongate_sidecar::start(command.options, &supervisor).map_err(|error| {
-        let is_invalid = matches!(error, StartError::Tls(_));
+        let is_invalid = matches!(error, SidecarStartError::Tls(_));
         start_error(error, is_invalid)
     })?;
     terminated().await;
-    if let Err(still) = supervisor.shutdown(GRACE).await {
+    if let Err(still) = supervisor.shutdown(SHUTDOWN_GRACE).await {
         tracing::warn!("{still}");
     }
     Ok(ExitCode::SUCCESS)

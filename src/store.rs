@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser as _};
 use moongate_runtime::{Supervisor, terminated};
-use moongate_store::{Config, Flags, PageSize};
+use moongate_store::{NodeArgs, NodeConfig, PageModeArg};
 
 use crate::output::print_error;
 use crate::settings::start_error;
@@ -14,22 +14,23 @@ use crate::settings::start_error;
 /// other commands have.
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true, disable_version_flag = true)]
-pub(crate) struct StoreCommand {
+pub(crate) struct StoreNodeArgs {
     /// Flags of Mooncake's store service, and some more; `moongate store --help` lists them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
     flags: Vec<OsString>,
 }
 
-impl StoreCommand {
+impl StoreNodeArgs {
     /// What is to be run, or how the command ends at once.
-    pub(crate) fn settings(self) -> Result<(Flags, Config), ExitCode> {
+    pub(crate) fn settings(self) -> Result<(NodeArgs, NodeConfig), ExitCode> {
         let name = OsString::from("moongate store");
-        let flags = Flags::try_parse_from(std::iter::once(name).chain(self.flags)).map_err(|error| {
+        let flags = NodeArgs::try_parse_from(std::iter::once(name).chain(self.flags)).map_err(|error| {
             // A closed terminal leaves nobody to tell.
             let _ = error.print();
             u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
         })?;
-        let config = Config::read(flags.config.as_deref(), &flags.define, |name| std::env::var(name).ok());
+        let config =
+            NodeConfig::read(flags.config.as_deref(), &flags.define, |name| std::env::var(name).ok());
         match config {
             Ok(config) => Ok((flags, config)),
             Err(error) => {
@@ -41,16 +42,20 @@ impl StoreCommand {
 }
 
 /// Keeps a node's own memory, a few megabytes here and there, off huge pages: the kernel would make tens of them of it.
-pub(crate) fn stay_small(flags: &Flags) {
+pub(crate) fn disable_huge_pages(flags: &NodeArgs) {
     // The memory that it lends would have none either.
-    if flags.pages != PageSize::Transparent {
+    if flags.pages != PageModeArg::Transparent {
         // Where the system refuses, there is only more memory.
         let _ = rustix::thread::disable_transparent_huge_pages(true);
     }
 }
 
 /// Lends memory until asked to stop, then ends what is in progress.
-pub(crate) async fn run(flags: Flags, config: Config, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(
+    flags: NodeArgs,
+    config: NodeConfig,
+    supervisor: Supervisor,
+) -> anyhow::Result<ExitCode> {
     let grace = flags.drain_timeout;
     let starting = moongate_store::start(flags, config, &supervisor);
     let store = tokio::select! {

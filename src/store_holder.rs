@@ -5,15 +5,15 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Args;
-use moongate_memory::holder::Keeper;
+use moongate_memory::holder::HolderServer;
 use moongate_runtime::terminated;
-use moongate_telemetry::LogOptions;
+use moongate_telemetry::LoggingArgs;
 
 use crate::settings::start_error;
 
 /// Flags of `moongate store-holder`.
 #[derive(Debug, Args)]
-pub(crate) struct HolderCommand {
+pub(crate) struct StoreHolderArgs {
     /// Where the store asks for its memory: a Unix socket. Only processes of the same user are answered.
     #[arg(long, value_name = "PATH", env = "MOONGATE_HOLDER_SOCKET")]
     socket: PathBuf,
@@ -23,14 +23,14 @@ pub(crate) struct HolderCommand {
     max_bytes: u64,
 
     #[command(flatten)]
-    pub(crate) logs: LogOptions,
+    pub(crate) logs: LoggingArgs,
 }
 
 /// Keeps until asked to stop; then the memory is freed, as soon as the store lets go of it too.
-pub(crate) async fn run(command: HolderCommand) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(command: StoreHolderArgs) -> anyhow::Result<ExitCode> {
     let socket = command.socket.display();
     let keeper =
-        Keeper::bind(&command.socket, command.max_bytes).with_context(|| format!("--socket {socket}"));
+        HolderServer::bind(&command.socket, command.max_bytes).with_context(|| format!("--socket {socket}"));
     let folder = command.socket.parent().filter(|folder| !folder.as_os_str().is_empty());
     let keeper = keeper.map_err(|error| start_error(error, folder.is_some_and(|folder| !folder.is_dir())))?;
     let stopper = keeper.stopper();

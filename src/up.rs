@@ -1,6 +1,6 @@
 //! `moongate up`: simulated engines, their store and a gateway on one machine, without any configuration.
 
-mod stores;
+mod local_store;
 
 use std::io::{IsTerminal as _, Write as _};
 use std::net::SocketAddr;
@@ -10,24 +10,26 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Args;
 use moongate_gateway::{GatewayOptions, RunningGateway};
-use moongate_loadtest::engine::{Connector, Face, KvEvents, Role, SimConfig, SimEngine, SimFleet};
+use moongate_loadtest::engine::{
+    KvEventOptions, SharedL3Store, SimEngine, SimEngineOptions, SimProtocol, SimRole, VllmConnector,
+};
 use moongate_runtime::{Supervisor, config, terminated};
-use moongate_telemetry::{LogOptions, Traces};
+use moongate_telemetry::{LoggingArgs, Tracer};
 
-use self::stores::Stores;
+use self::local_store::LocalStoreCluster;
 use crate::output::print;
 
 /// Time for the engines to be found ready. They are in this process; a second is long.
-const READY_WITHIN: Duration = Duration::from_secs(15);
+const READY_TIMEOUT: Duration = Duration::from_secs(15);
 /// Time for the gateway's tasks once nothing is waited for any more.
-const GATEWAY_ENDS_WITHIN: Duration = Duration::from_secs(2);
+const GATEWAY_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often the status line is renewed on a terminal.
-const STATUS_EVERY: Duration = Duration::from_secs(1);
+const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Flags of `moongate up`.
 #[derive(Debug, Args)]
 #[command(mut_arg("filter", |arg| arg.default_value("warn")))]
-pub(crate) struct UpCommand {
+pub(crate) struct UpArgs {
     /// Address for clients.
     #[arg(long, value_name = "ADDR", env = "MOONGATE_LISTEN", default_value = "127.0.0.1:8000")]
     listen: SocketAddr,
@@ -45,7 +47,7 @@ pub(crate) struct UpCommand {
     engine_port: u16,
     /// Whose protocol the engines speak.
     #[arg(long, value_enum, env = "MOONGATE_UP_FACE", default_value = "sglang")]
-    face: Face,
+    face: SimProtocol,
     /// Model name that the engines serve.
     #[arg(long, value_name = "NAME", env = "MOONGATE_UP_MODEL", default_value = "moongate-sim")]
     model: String,
@@ -56,33 +58,36 @@ pub(crate) struct UpCommand {
     #[arg(long, value_name = "NAME", env = "MOONGATE_POLICY", default_value = "predictive")]
     policy: String,
     #[command(flatten)]
-    pub(crate) logs: LogOptions,
+    pub(crate) logs: LoggingArgs,
 }
 
 /// Starts everything, says what to try, and runs until asked to stop.
-pub(crate) async fn run(command: UpCommand, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
-    let stores = Stores::start().await.context("the store did not start")?;
-    let fleet = SimFleet::on(stores.client()?);
+pub(crate) async fn run(command: UpArgs, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
+    let stores = LocalStoreCluster::start().await.context("the store did not start")?;
+    let fleet = SharedL3Store::with_mooncake(stores.client()?);
     let mut engines = Vec::new();
     let mut ports = (command.engine_port..=u16::MAX).filter(|_| command.engine_port > 0);
-    for (role, count) in [(Role::Prefill, command.prefill), (Role::Decode, command.decode)] {
+    for (role, count) in [(SimRole::Prefill, command.prefill), (SimRole::Decode, command.decode)] {
         for _ in 0..count {
-            let mut engine = SimConfig::new(role, command.face);
+            let mut engine = SimEngineOptions::new(role, command.face);
             engine.model.clone_from(&command.model);
             engine.time_scale = command.time_scale;
-            engine.kv_events = Some(KvEvents::default());
-            engine.use_storage = role == Role::Prefill;
+            engine.kv_events = Some(KvEventOptions::default());
+            engine.use_storage = role == SimRole::Prefill;
             // vLLM's hand over what they compute through the store.
-            engine.connector = Connector::Store;
+            engine.connector = VllmConnector::Store;
             engine.listen.set_port(ports.next().unwrap_or_default());
-            engines
-                .push(SimEngine::start_in(engine, &fleet).await.context("a simulated engine did not start")?);
+            engines.push(
+                SimEngine::start_with_store(engine, &fleet)
+                    .await
+                    .context("a simulated engine did not start")?,
+            );
         }
     }
     let options = gateway_options(&command, &engines, &stores)?;
-    let gateway = moongate_gateway::start(&options, Traces::off(), &supervisor).await?;
+    let gateway = moongate_gateway::start(&options, Tracer::disabled(), &supervisor).await?;
     wait_until_ready(&gateway).await?;
-    say(&welcome(&command, &gateway, &engines, &stores));
+    print_line(&banner(&command, &gateway, &engines, &stores));
 
     let live = std::io::stderr().is_terminal();
     tokio::select! {
@@ -90,32 +95,32 @@ pub(crate) async fn run(command: UpCommand, supervisor: Supervisor) -> anyhow::R
         () = show_status(&gateway, &engines), if live => {}
     }
     if live {
-        say_status("");
+        print_status("");
     }
     tokio::select! {
         () = gateway.stop() => {}
         () = terminated() => {}
     }
     // Whoever asks twice does not wait for open streams. The gateway goes first all the same: it would miss its store.
-    if let Err(still) = supervisor.shutdown(GATEWAY_ENDS_WITHIN).await {
+    if let Err(still) = supervisor.shutdown(GATEWAY_SHUTDOWN_TIMEOUT).await {
         tracing::warn!(%still, "tasks did not end in time");
     }
     for engine in engines {
         engine.stop().await;
     }
     stores.stop().await;
-    say("stopped");
+    print_line("stopped");
     Ok(ExitCode::SUCCESS)
 }
 
 /// The gateway's own defaults, with the simulated engines and their store in place.
 fn gateway_options(
-    command: &UpCommand,
+    command: &UpArgs,
     engines: &[SimEngine],
-    stores: &Stores,
+    stores: &LocalStoreCluster,
 ) -> anyhow::Result<GatewayOptions> {
     #[derive(Debug, clap::Parser)]
-    struct Defaults {
+    struct DefaultGatewayArgs {
         #[command(flatten)]
         options: GatewayOptions,
     }
@@ -128,14 +133,14 @@ fn gateway_options(
     ];
     args.extend(stores.gateway_flags());
     for engine in engines {
-        args.push(match (engine.config().role, engine.bootstrap_addr()) {
-            (Role::Prefill, Some(bootstrap)) => format!("--prefill={},{}", engine.url(), bootstrap.port()),
-            (Role::Prefill, None) => format!("--prefill={}", engine.url()),
-            (Role::Decode, _) => format!("--decode={}", engine.url()),
-            (Role::Plain, _) => format!("--worker={}", engine.url()),
+        args.push(match (engine.options().role, engine.bootstrap_addr()) {
+            (SimRole::Prefill, Some(bootstrap)) => format!("--prefill={},{}", engine.url(), bootstrap.port()),
+            (SimRole::Prefill, None) => format!("--prefill={}", engine.url()),
+            (SimRole::Decode, _) => format!("--decode={}", engine.url()),
+            (SimRole::Plain, _) => format!("--worker={}", engine.url()),
         });
     }
-    let parsed: Defaults =
+    let parsed: DefaultGatewayArgs =
         config::parse(args.into_iter().map(Into::into)).map_err(|error| anyhow::anyhow!("{error}"))?;
     Ok(parsed.options)
 }
@@ -146,13 +151,18 @@ async fn wait_until_ready(gateway: &RunningGateway) -> anyhow::Result<()> {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(READY_WITHIN, ready).await.context("the simulated engines did not become ready")
+    tokio::time::timeout(READY_TIMEOUT, ready).await.context("the simulated engines did not become ready")
 }
 
-fn welcome(command: &UpCommand, gateway: &RunningGateway, engines: &[SimEngine], stores: &Stores) -> String {
-    let UpCommand { prefill, decode, model, .. } = command;
+fn banner(
+    command: &UpArgs,
+    gateway: &RunningGateway,
+    engines: &[SimEngine],
+    stores: &LocalStoreCluster,
+) -> String {
+    let UpArgs { prefill, decode, model, .. } = command;
     let (address, admin) = (gateway.address, gateway.admin_address);
-    let store = about_store(command.face, engines, stores);
+    let store = store_hint(command.face, engines, stores);
     format!(
         "Moongate is up: {prefill} prefill and {decode} decode engines (simulated) behind http://{address}\n\
          \n\
@@ -168,13 +178,13 @@ fn welcome(command: &UpCommand, gateway: &RunningGateway, engines: &[SimEngine],
 }
 
 /// What there is to see of the store.
-fn about_store(face: Face, engines: &[SimEngine], stores: &Stores) -> String {
-    let (nodes, admin) = (stores::NODES, stores.admin());
-    let (uses_it, path): (fn(Role) -> bool, _) = match face {
-        Face::Sglang => (|role| role == Role::Prefill, "flush_cache"),
-        Face::Vllm => (|_| true, "reset_prefix_cache"),
+fn store_hint(face: SimProtocol, engines: &[SimEngine], stores: &LocalStoreCluster) -> String {
+    let (nodes, admin) = (local_store::NODES, stores.admin());
+    let (uses_it, path): (fn(SimRole) -> bool, _) = match face {
+        SimProtocol::Sglang => (|role| role == SimRole::Prefill, "flush_cache"),
+        SimProtocol::Vllm => (|_| true, "reset_prefix_cache"),
     };
-    let using = engines.iter().filter(|engine| uses_it(engine.config().role));
+    let using = engines.iter().filter(|engine| uses_it(engine.options().role));
     let forget: Vec<String> = using.map(|engine| format!("{}/{path}", engine.url())).collect();
     format!(
         "KV cache is also kept in a store of {nodes} nodes, and served from it after eviction:\n\
@@ -186,15 +196,15 @@ fn about_store(face: Face, engines: &[SimEngine], stores: &Stores) -> String {
 
 /// Renews one line on the terminal.
 async fn show_status(gateway: &RunningGateway, engines: &[SimEngine]) {
-    let mut tick = tokio::time::interval(STATUS_EVERY);
+    let mut tick = tokio::time::interval(STATUS_INTERVAL);
     loop {
         tick.tick().await;
         let served: u64 =
-            engines.iter().filter(|engine| engine.config().role == Role::Decode).map(served).sum();
+            engines.iter().filter(|engine| engine.options().role == SimRole::Decode).map(served).sum();
         let (open, idle) = gateway.engine_connections();
-        say_status(&format!(
+        print_status(&format!(
             "requests served {served} · in flight {} · clients {} · engine connections {open} ({idle} idle)",
-            gateway.booked() / 2,
+            gateway.in_flight() / 2,
             gateway.connections()
         ));
     }
@@ -204,12 +214,12 @@ fn served(engine: &SimEngine) -> u64 {
     engine.stats().finished
 }
 
-fn say(text: &str) {
+fn print_line(text: &str) {
     // What runs goes on without a terminal, too.
     let _ = print(text);
 }
 
-fn say_status(text: &str) {
+fn print_status(text: &str) {
     let mut stderr = std::io::stderr().lock();
     // A closed terminal leaves nobody to tell.
     let _ = write!(stderr, "\r\x1b[2K{text}").and_then(|()| stderr.flush());

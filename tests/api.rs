@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use reqwest::Method;
 use serde_json::Value;
 
-use world::binary::Binary;
+use world::process::MoongateProcess;
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -38,7 +38,7 @@ fn described() -> BTreeMap<String, Vec<(Method, BTreeSet<String>)>> {
 
 #[tokio::test]
 async fn every_path_of_the_document_is_there() {
-    let (_gateway, addresses) = Binary::gateway(&["--registration".to_owned()]).await;
+    let (_gateway, addresses) = MoongateProcess::gateway(&["--registration".to_owned()]).await;
     let client = world::client();
     let mut asked = 0;
     for (path, operations) in described() {

@@ -10,19 +10,19 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use world::binary::Binary;
-use world::fleet::{Fleet, World};
-use world::raw_http::{RawConnection, RawResponse, exchange, post};
-use world::{PATIENCE, openai_error};
+use world::fleet::{TestFleet, TestFleetBuilder};
+use world::process::MoongateProcess;
+use world::raw_http::{RawHttpConnection, RawHttpResponse, exchange, post};
+use world::{TEST_TIMEOUT, openai_error};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 const GOOD: &str = r#"{"model":"sim","messages":[{"role":"user","content":"hi"}],"max_tokens":2}"#;
 
 /// A body that is refused: where, its text, the status, the code, the member at fault, and a word of the message.
-type Case = (&'static str, &'static str, u16, &'static str, Option<&'static str>, &'static str);
+type RejectedBodyCase = (&'static str, &'static str, u16, &'static str, Option<&'static str>, &'static str);
 
-const CASES: &[Case] = &[
+const CASES: &[RejectedBodyCase] = &[
     // Not JSON at all.
     (CHAT, "", 400, "invalid_json", None, "no body"),
     (CHAT, " \r\n", 400, "invalid_json", None, "no body"),
@@ -111,15 +111,15 @@ const CASES: &[Case] = &[
 ];
 
 /// The gateway still answers, and nothing but the answer's own request has reached the engines.
-async fn goes_on(world: &World) {
+async fn assert_still_serving(world: &TestFleet) {
     assert_eq!(world.engines.started(), 0, "a bad request has reached an engine");
     let answer = world.post(CHAT, GOOD).await;
     assert_eq!(answer.status(), 200);
     assert_eq!(world.engines.started(), 2);
-    assert_eq!(world.gateway.running.booked(), 0);
+    assert_eq!(world.gateway.running.in_flight(), 0);
 }
 
-fn check(response: &RawResponse, status: u16, code: &str, word: &str, shown: &str) -> Value {
+fn check(response: &RawHttpResponse, status: u16, code: &str, word: &str, shown: &str) -> Value {
     assert_eq!(response.status, status, "{shown}: {response:?}");
     let head = response.head.to_ascii_lowercase();
     assert!(head.contains("content-type: application/json"), "{shown}: {head}");
@@ -136,19 +136,19 @@ fn check(response: &RawResponse, status: u16, code: &str, word: &str, shown: &st
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bad_bodies_are_refused_with_the_member_at_fault() {
-    let world = Fleet::sglang().pairs(1).start().await;
+    let world = TestFleetBuilder::sglang().pairs(1).start().await;
     for (path, body, status, code, param, word) in CASES {
         let shown = format!("POST {path} {body}");
         let response = exchange(world.gateway.running.address, &post(path, body.as_bytes())).await;
         let error = check(&response, *status, code, word, &shown);
         assert_eq!(error["param"].as_str(), *param, "{shown}: {error}");
     }
-    goes_on(&world).await;
+    assert_still_serving(&world).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bytes_that_are_not_text_and_nests_without_end() {
-    let world = Fleet::sglang().pairs(1).start().await;
+    let world = TestFleetBuilder::sglang().pairs(1).start().await;
     let address = world.gateway.running.address;
     for bytes in [
         &b"{\"messages\":[{\"content\":\"\xff\xfe\"}]}"[..],
@@ -167,13 +167,13 @@ async fn bytes_that_are_not_text_and_nests_without_end() {
             check(&response, 400, "invalid_json", "127 levels", &format!("{depth} times {open}"));
         }
     }
-    goes_on(&world).await;
+    assert_still_serving(&world).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_must_be_named_if_there_are_two() {
-    let first = Fleet::sglang().plain(1).engines().await;
-    let tuned = Fleet::sglang().plain(1).tune(|mut config| {
+    let first = TestFleetBuilder::sglang().plain(1).engines().await;
+    let tuned = TestFleetBuilder::sglang().plain(1).tune(|mut config| {
         config.model = "other".to_owned();
         config.fast()
     });
@@ -192,7 +192,7 @@ async fn a_model_must_be_named_if_there_are_two() {
 async fn a_body_of_100_mb_is_refused() {
     const PIECE: usize = 1 << 20;
     const SIZE: usize = 96 * PIECE;
-    let world = Fleet::sglang().pairs(1).start().await;
+    let world = TestFleetBuilder::sglang().pairs(1).start().await;
     let address = world.gateway.running.address;
     let head = |framing: &str| format!("POST {CHAT} HTTP/1.1\r\nhost: g\r\n{framing}\r\n\r\n");
     let piece = vec![b' '; PIECE];
@@ -203,7 +203,7 @@ async fn a_body_of_100_mb_is_refused() {
         check(&response, 413, "body_too_large", "--max-body-bytes", "only the head");
     }
 
-    let mut declared = RawConnection::open(address).await;
+    let mut declared = RawHttpConnection::open(address).await;
     declared.send(head(&format!("content-length: {SIZE}")).as_bytes()).await;
     let mut sent = 0;
     while sent < SIZE && declared.send(&piece).await {
@@ -211,7 +211,7 @@ async fn a_body_of_100_mb_is_refused() {
     }
     check(&declared.response().await, 413, "body_too_large", "32.0 MiB", "declared");
 
-    let mut chunked = RawConnection::open(address).await;
+    let mut chunked = RawHttpConnection::open(address).await;
     chunked.send(head("transfer-encoding: chunked").as_bytes()).await;
     let mut sent = 0;
     while sent < SIZE
@@ -231,12 +231,12 @@ async fn a_body_of_100_mb_is_refused() {
         assert_eq!(response.status(), 413);
         openai_error(&response.bytes().await.unwrap());
     }
-    goes_on(&world).await;
+    assert_still_serving(&world).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_just_below_the_limit_passes() {
-    let world = Fleet::sglang().plain(1).flag("--max-body-bytes=100000").start().await;
+    let world = TestFleetBuilder::sglang().plain(1).flag("--max-body-bytes=100000").start().await;
     let body = |length: usize| format!("{GOOD}{}", " ".repeat(length - GOOD.len()));
     assert_eq!(world.post(CHAT, body(100_000)).await.status(), 200);
     assert_eq!(world.post(CHAT, body(100_001)).await.status(), 413);
@@ -245,22 +245,22 @@ async fn a_body_just_below_the_limit_passes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_does_not_come() {
-    let world = Fleet::sglang().pairs(1).flag("--body-timeout=100ms").start().await;
+    let world = TestFleetBuilder::sglang().pairs(1).flag("--body-timeout=100ms").start().await;
     let head = format!("POST {CHAT} HTTP/1.1\r\nhost: g\r\ncontent-length: 100\r\n\r\n{{\"mod");
-    let mut slow = RawConnection::open(world.gateway.running.address).await;
+    let mut slow = RawHttpConnection::open(world.gateway.running.address).await;
     slow.send(head.as_bytes()).await;
     check(&slow.response().await, 400, "body_incomplete", "100ms", "a pause");
 
-    let mut broken = RawConnection::open(world.gateway.running.address).await;
+    let mut broken = RawHttpConnection::open(world.gateway.running.address).await;
     broken.send(head.as_bytes()).await;
     broken.finish().await;
     drop(broken);
-    goes_on(&world).await;
+    assert_still_serving(&world).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn heads_that_are_too_large() {
-    let world = Fleet::sglang().pairs(1).start().await;
+    let world = TestFleetBuilder::sglang().pairs(1).start().await;
     let address = world.gateway.running.address;
     let request =
         |extra: &str| format!("POST {CHAT} HTTP/1.1\r\nhost: g\r\n{extra}content-length: 2\r\n\r\n{{}}");
@@ -276,12 +276,12 @@ async fn heads_that_are_too_large() {
     let target = format!("GET /{} HTTP/1.1\r\nhost: g\r\n\r\n", "a".repeat(100_000));
     let response = exchange(address, target.as_bytes()).await;
     assert!(matches!(response.status, 414 | 431), "{response:?}");
-    goes_on(&world).await;
+    assert_still_serving(&world).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bytes_that_are_not_http() {
-    let world = Fleet::sglang().pairs(1).start().await;
+    let world = TestFleetBuilder::sglang().pairs(1).start().await;
     let address = world.gateway.running.address;
     for bytes in [
         "\u{16}\u{3}\u{1}\u{2}\u{0}\u{1}\u{0}\u{1}hello of TLS\r\n\r\n".to_owned(),
@@ -297,29 +297,29 @@ async fn bytes_that_are_not_http() {
     let chunks = format!("POST {CHAT} HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n");
     let response = exchange(address, chunks.as_bytes()).await;
     check(&response, 400, "body_incomplete", "broke off", "bad chunks");
-    goes_on(&world).await;
+    assert_still_serving(&world).await;
 }
 
 /// A length and chunks at once: whichever a proxy in front believes, no second request may hide in the body.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hidden_second_request_is_not_served() {
-    let world = Fleet::sglang().pairs(1).start().await;
+    let world = TestFleetBuilder::sglang().pairs(1).start().await;
     let hidden = post(CHAT, GOOD.as_bytes());
     let body = [b"0\r\n\r\n", &hidden[..]].concat();
     let head = format!(
         "POST {CHAT} HTTP/1.1\r\nhost: g\r\ncontent-length: {}\r\ntransfer-encoding: chunked\r\n\r\n",
         body.len()
     );
-    let mut connection = RawConnection::open(world.gateway.running.address).await;
+    let mut connection = RawHttpConnection::open(world.gateway.running.address).await;
     connection.send(&[head.as_bytes(), &body].concat()).await;
     assert_eq!(connection.response().await.status, 400);
     connection.finish().await;
-    goes_on(&world).await;
+    assert_still_serving(&world).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn wrong_methods_name_the_right_one() {
-    let world = Fleet::sglang().pairs(1).start().await;
+    let world = TestFleetBuilder::sglang().pairs(1).start().await;
     for (method, path, allowed) in [
         ("GET", CHAT, "POST"),
         ("DELETE", COMPLETIONS, "POST"),
@@ -340,14 +340,14 @@ async fn wrong_methods_name_the_right_one() {
             response.head
         );
     }
-    goes_on(&world).await;
+    assert_still_serving(&world).await;
 }
 
 /// A client that sends its request byte by byte is slow, not wrong.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_in_single_bytes_is_served() {
-    let world = Fleet::sglang().pairs(1).start().await;
-    let mut connection = RawConnection::open(world.gateway.running.address).await;
+    let world = TestFleetBuilder::sglang().pairs(1).start().await;
+    let mut connection = RawHttpConnection::open(world.gateway.running.address).await;
     for byte in post(CHAT, GOOD.as_bytes()) {
         assert!(connection.send(&[byte]).await);
         tokio::task::yield_now().await;
@@ -359,7 +359,7 @@ async fn a_request_in_single_bytes_is_served() {
 /// An engine's own refusal comes through as it is.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engines_refusal_is_passed_on() {
-    let world = Fleet::sglang().pairs(1).tune(|mut config| {
+    let world = TestFleetBuilder::sglang().pairs(1).tune(|mut config| {
         config.context_tokens = 100;
         config.fast()
     });
@@ -368,7 +368,7 @@ async fn an_engines_refusal_is_passed_on() {
     let began = std::time::Instant::now();
     let response = world.post(COMPLETIONS, body.to_string()).await;
     assert_eq!(response.status(), 400);
-    assert!(began.elapsed() < PATIENCE.min(Duration::from_secs(5)));
+    assert!(began.elapsed() < TEST_TIMEOUT.min(Duration::from_secs(5)));
     let body: Value = response.json().await.unwrap();
     assert!(body.to_string().contains("context length"), "{body}");
 }
@@ -418,11 +418,11 @@ const WRONG_SETTINGS: &[(&str, &str)] = &[
 async fn wrong_settings_are_refused_at_the_start() {
     for (line, named) in WRONG_SETTINGS {
         let args: Vec<&str> = line.split(' ').collect();
-        let ended = Binary::run(&args).await;
+        let ended = MoongateProcess::run(&args).await;
         assert_eq!(ended.status.code(), Some(2), "moongate {line}: {ended:?}");
         assert!(ended.stderr.contains(named), "moongate {line}: no {named:?} in {}", ended.stderr);
     }
-    let doctor = Binary::run(&["doctor", "--registration", "--model=m=/nonexistent"]).await;
+    let doctor = MoongateProcess::run(&["doctor", "--registration", "--model=m=/nonexistent"]).await;
     assert_eq!(doctor.status.code(), Some(1), "{doctor:?}");
     assert!(doctor.stdout.contains("FAULT --model m=/nonexistent: tokenizer.json"), "{}", doctor.stdout);
 }
@@ -432,7 +432,7 @@ async fn an_unknown_variable_is_named_with_the_one_that_may_be_meant() {
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_moongate"));
     command.args(["config", "check", "--registration"]).env_clear();
     command.env("MOONGATE_POLCY", "random").env("MOONGATE_GATEWAY_SERVICE_HOST", "10.0.0.1");
-    let ended = Binary::spawn(&mut command).ended().await;
+    let ended = MoongateProcess::spawn(&mut command).wait().await;
     assert_eq!(ended.status.code(), Some(0), "{ended:?}");
     let warnings: Vec<&str> = ended.stderr.lines().filter(|line| line.contains("WARN")).collect();
     assert_eq!(warnings.len(), 1, "{warnings:?}");

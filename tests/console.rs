@@ -11,8 +11,8 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::process::Command;
 
-use world::binary::Binary;
-use world::{PATIENCE, client};
+use world::process::MoongateProcess;
+use world::{TEST_TIMEOUT, client};
 
 /// Installing compilers or a driver for the first time takes a while on a slow line.
 const SETUP_LIMIT: Duration = Duration::from_secs(300);
@@ -41,14 +41,14 @@ async fn succeeds(limit: Duration, command: &mut Command) -> String {
 }
 
 /// `moongate up`, as the base URL for clients and the URL of the admin listener.
-async fn up() -> (Binary, String, String) {
-    let mut binary = Binary::start(&["up", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"]);
+async fn up() -> (MoongateProcess, String, String) {
+    let mut binary = MoongateProcess::start(&["up", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"]);
     let address = |line: &str| {
         let (_, rest) = line.split_once("http://").unwrap_or_else(|| panic!("no URL in {line:?}"));
         format!("http://{}", rest.split(['/', ' ']).next().unwrap_or_default())
     };
-    let public = address(&binary.line_with("Moongate is up").await);
-    let admin = address(&binary.line_with("Console:").await);
+    let public = address(&binary.wait_for_line("Moongate is up").await);
+    let admin = address(&binary.wait_for_line("Console:").await);
     (binary, format!("{public}/v1"), admin)
 }
 
@@ -95,7 +95,7 @@ async fn the_page_is_small_and_loads_nothing_from_elsewhere() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_is_open_and_what_it_shows_asks_for_the_admin_token() {
     let (_binary, addresses) =
-        Binary::gateway(&["--registration".to_owned(), "--admin-token=right".to_owned()]).await;
+        MoongateProcess::gateway(&["--registration".to_owned(), "--admin-token=right".to_owned()]).await;
     let status = async |path: &str, token: Option<&str>| {
         let request = client().get(format!("http://{}/{path}", addresses.admin));
         let request = token.into_iter().fold(request, |request, token| request.bearer_auth(token));
@@ -140,7 +140,7 @@ async fn complete_state(admin: &str) -> Value {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, complete).await.expect("engines and store nodes tell of themselves")
+    tokio::time::timeout(TEST_TIMEOUT, complete).await.expect("engines and store nodes tell of themselves")
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -181,7 +181,7 @@ async fn in_a_browser() {
     let folder = root().join("tests/console");
     let installed = target("console-check");
     succeeds(SETUP_LIMIT, Command::new(folder.join("setup")).arg(&installed)).await;
-    let (_binary, base, admin) = up().await;
+    let (_binary, base_url, admin) = up().await;
     let browser = std::env::var("CHROMIUM").unwrap_or_else(|_| "chromium".to_owned());
     let browser =
         succeeds(SETUP_LIMIT, Command::new("sh").args(["-c", &format!("command -v {browser}")])).await;
@@ -193,7 +193,7 @@ async fn in_a_browser() {
     check
         .arg(folder.join("check.mjs"))
         .args([&installed, Path::new(browser.trim())])
-        .args([&base, &admin, "moongate-sim"])
+        .args([&base_url, &admin, "moongate-sim"])
         .arg(&pictures)
         // A machine's proxy is not for loopback.
         .env("NO_PROXY", "*")

@@ -5,15 +5,15 @@ mod world;
 
 use std::io::Write as _;
 
-use moongate_loadtest::engine::Connector;
+use moongate_loadtest::engine::VllmConnector;
 
-use world::binary::{Binary, Ended};
-use world::fleet::{Engines, Fleet};
+use world::fleet::{TestEngines, TestFleetBuilder};
+use world::process::{MoongateProcess, ProcessOutput};
 
-async fn doctor(flags: &[String]) -> Ended {
+async fn doctor(flags: &[String]) -> ProcessOutput {
     let mut args = vec!["doctor", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"];
     args.extend(flags.iter().map(String::as_str));
-    Binary::run(&args).await
+    MoongateProcess::run(&args).await
 }
 
 /// A port that nothing listens on.
@@ -22,20 +22,20 @@ fn closed_port() -> u16 {
     listener.local_addr().unwrap().port()
 }
 
-fn prefill(engines: &Engines, bootstrap: u16) -> String {
+fn prefill(engines: &TestEngines, bootstrap: u16) -> String {
     format!("--prefill={},{bootstrap}", engines.prefills[0].url())
 }
 
-fn bootstrap(engines: &Engines) -> u16 {
+fn bootstrap(engines: &TestEngines) -> u16 {
     engines.prefills[0].bootstrap_addr().unwrap().port()
 }
 
-fn decode(engines: &Engines) -> String {
+fn decode(engines: &TestEngines) -> String {
     format!("--decode={}", engines.decodes[0].url())
 }
 
 /// It failed, counted its faults, and gave each of these words in a fault or a way to mend one.
-fn finds(ended: &Ended, words: &[&str]) {
+fn finds(ended: &ProcessOutput, words: &[&str]) {
     assert_eq!(ended.status.code(), Some(1), "{}{}", ended.stdout, ended.stderr);
     let lines: Vec<&str> = ended.stdout.lines().map(str::trim_start).collect();
     let faults = lines.iter().filter(|line| line.starts_with("FAULT ")).count();
@@ -53,10 +53,10 @@ fn finds(ended: &Ended, words: &[&str]) {
 #[tokio::test(flavor = "multi_thread")]
 async fn good_fleets_pass() {
     let fleets = [
-        (Fleet::sglang(), "SGLang 0.5.23"),
-        (Fleet::vllm(Connector::Nixl), "NIXL"),
-        (Fleet::vllm(Connector::Mooncake), "Mooncake"),
-        (Fleet::vllm(Connector::Store), "vLLM 0.32"),
+        (TestFleetBuilder::sglang(), "SGLang 0.5.23"),
+        (TestFleetBuilder::vllm(VllmConnector::Nixl), "NIXL"),
+        (TestFleetBuilder::vllm(VllmConnector::Mooncake), "Mooncake"),
+        (TestFleetBuilder::vllm(VllmConnector::Store), "vLLM 0.32"),
     ];
     for (fleet, word) in fleets {
         let engines = fleet.prefill(1).decode(2).engines().await;
@@ -72,8 +72,12 @@ async fn good_fleets_pass() {
 #[tokio::test(flavor = "multi_thread")]
 async fn caches_are_described_and_what_is_missing_is_no_fault() {
     for (fleet, hashes, flag) in [
-        (Fleet::sglang(), "SGLang's hashes", "start SGLang with --kv-events-config"),
-        (Fleet::vllm(Connector::Store), "vLLM's hashes (sha256_cbor)", "start vLLM with --kv-events-config"),
+        (TestFleetBuilder::sglang(), "SGLang's hashes", "start SGLang with --kv-events-config"),
+        (
+            TestFleetBuilder::vllm(VllmConnector::Store),
+            "vLLM's hashes (sha256_cbor)",
+            "start vLLM with --kv-events-config",
+        ),
     ] {
         let engines = fleet.prefill(2).decode(1).engines().await;
         let ended = doctor(&engines.flags()).await;
@@ -89,7 +93,7 @@ async fn caches_are_described_and_what_is_missing_is_no_fault() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_port_is_found() {
-    let engines = Fleet::sglang().pairs(1).engines().await;
+    let engines = TestFleetBuilder::sglang().pairs(1).engines().await;
     let closed = closed_port();
     let flags = [prefill(&engines, bootstrap(&engines)), format!("--decode=http://127.0.0.1:{closed}")];
     let ended = doctor(&flags).await;
@@ -99,7 +103,7 @@ async fn a_wrong_port_is_found() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_port_that_is_no_engine_is_found() {
-    let engines = Fleet::sglang().pairs(1).engines().await;
+    let engines = TestFleetBuilder::sglang().pairs(1).engines().await;
     let other = format!("--decode=http://{}", engines.prefills[0].bootstrap_addr().unwrap());
     let ended = doctor(&[prefill(&engines, bootstrap(&engines)), other]).await;
     finds(&ended, &["check that the URL is an engine's HTTP port"]);
@@ -107,7 +111,7 @@ async fn a_port_that_is_no_engine_is_found() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_role_is_found() {
-    let engines = Fleet::sglang().pairs(1).engines().await;
+    let engines = TestFleetBuilder::sglang().pairs(1).engines().await;
     let swapped = [
         format!("--prefill={},{}", engines.decodes[0].url(), bootstrap(&engines)),
         format!("--decode={}", engines.prefills[0].url()),
@@ -120,20 +124,20 @@ async fn a_wrong_role_is_found() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missing_bootstrap_server_is_found() {
-    let engines = Fleet::sglang().pairs(1).engines().await;
+    let engines = TestFleetBuilder::sglang().pairs(1).engines().await;
     let closed = closed_port();
     let ended = doctor(&[prefill(&engines, closed), decode(&engines)]).await;
     finds(&ended, &["check --disaggregation-bootstrap-port of the prefill", &closed.to_string()]);
 
-    let engines = Fleet::vllm(Connector::Mooncake).pairs(1).engines().await;
+    let engines = TestFleetBuilder::vllm(VllmConnector::Mooncake).pairs(1).engines().await;
     let flags = [prefill(&engines, closed), decode(&engines), "--kv-connector=mooncake".to_owned()];
     finds(&doctor(&flags).await, &["VLLM_MOONCAKE_BOOTSTRAP_PORT", &closed.to_string()]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn engines_that_do_not_fit_together_are_found() {
-    let sglang = Fleet::sglang().pairs(1).engines().await;
-    let vllm = Fleet::vllm(Connector::Nixl).pairs(1).engines().await;
+    let sglang = TestFleetBuilder::sglang().pairs(1).engines().await;
+    let vllm = TestFleetBuilder::vllm(VllmConnector::Nixl).pairs(1).engines().await;
     let ended = doctor(&[prefill(&sglang, bootstrap(&sglang)), decode(&vllm)]).await;
     finds(&ended, &["sim cannot be served", "of the same engine kind"]);
 }
@@ -143,9 +147,10 @@ async fn no_engines_and_taken_ports_are_found() {
     finds(&doctor(&[]).await, &["no engine is named", "give --prefill and --decode"]);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let engines = Fleet::sglang().plain(1).engines().await;
+    let engines = TestFleetBuilder::sglang().plain(1).engines().await;
     let worker = format!("--worker={}", engines.workers[0].url());
-    let ended = Binary::run(&["doctor", "--listen", &address, "--admin-listen=127.0.0.1:0", &worker]).await;
+    let ended =
+        MoongateProcess::run(&["doctor", "--listen", &address, "--admin-listen=127.0.0.1:0", &worker]).await;
     finds(&ended, &[&address, "choose another port"]);
 }
 
@@ -169,21 +174,21 @@ async fn bad_config_files_are_told_with_their_line() {
         let file = file(text);
         let path = file.path().display().to_string();
         for command in ["doctor", "gateway"] {
-            let ended = Binary::run(&[command, "--config", &path]).await;
+            let ended = MoongateProcess::run(&[command, "--config", &path]).await;
             assert_eq!(ended.status.code(), Some(2), "{command} {text}: {ended:?}");
             for word in [&[path.as_str()][..], words].concat() {
                 assert!(ended.stderr.contains(word), "{command} {text}: no {word:?} in {}", ended.stderr);
             }
         }
     }
-    let ended = Binary::run(&["doctor", "--config", "no-such-file.toml"]).await;
+    let ended = MoongateProcess::run(&["doctor", "--config", "no-such-file.toml"]).await;
     assert_eq!(ended.status.code(), Some(2));
     assert!(ended.stderr.contains("no-such-file.toml") && ended.stderr.contains("--config"), "{ended:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn settings_are_shown_with_where_they_come_from() {
-    let engines = Fleet::sglang().plain(1).engines().await;
+    let engines = TestFleetBuilder::sglang().plain(1).engines().await;
     let file = file(&format!(
         "policy = \"round_robin\"\nworker = [\"{}\"]\nengine-api-key = \"sk-secret\"\n",
         engines.workers[0].url()

@@ -6,24 +6,24 @@ mod world;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
-use moongate_loadtest::engine::{Connector, Fault};
+use moongate_loadtest::engine::{EngineFault, VllmConnector};
 use serde_json::{Value, json};
 
-use world::binary::{Addresses, Binary};
-use world::fleet::{Engines, Fleet};
-use world::{PATIENCE, client, openai_error};
+use world::fleet::{TestEngines, TestFleetBuilder};
+use world::process::{GatewayAddresses, MoongateProcess};
+use world::{TEST_TIMEOUT, client, openai_error};
 
 /// Engines in this process, the binary in front of them, and a client.
-struct Stage {
-    engines: Engines,
-    binary: Binary,
-    at: Addresses,
+struct DrainFixture {
+    engines: TestEngines,
+    binary: MoongateProcess,
+    at: GatewayAddresses,
     client: reqwest::Client,
 }
 
-impl Stage {
+impl DrainFixture {
     /// Real decoding speed, so that a stream of 100 tokens takes two seconds.
-    async fn start(fleet: Fleet, flags: &[&str]) -> Self {
+    async fn start(fleet: TestFleetBuilder, flags: &[&str]) -> Self {
         let engines = fleet
             .tune(|mut config| {
                 config.service.prefill_base_s = 0.001;
@@ -34,32 +34,32 @@ impl Stage {
         let mut all = engines.flags();
         all.extend(flags.iter().map(|flag| (*flag).to_owned()));
         all.push("--health-interval=0s".to_owned());
-        let (binary, at) = Binary::gateway(&all).await;
+        let (binary, at) = MoongateProcess::gateway(&all).await;
         let stage = Self { engines, binary, at, client: client() };
-        stage.until_ready_is(200).await;
+        stage.wait_until_ready_is(200).await;
         stage
     }
 
     /// Polls the admin listener's `/ready` until it has this status.
-    async fn until_ready_is(&self, status: u16) {
+    async fn wait_until_ready_is(&self, status: u16) {
         let url = format!("http://{}/ready", self.at.admin);
-        let waited = tokio::time::timeout(PATIENCE, async {
+        let waited = tokio::time::timeout(TEST_TIMEOUT, async {
             while self.client.get(&url).send().await.is_ok_and(|response| response.status() != status) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             self.client.get(&url).send().await.is_ok_and(|response| response.status() == status)
         });
-        assert_eq!(waited.await, Ok(true), "/ready does not become {status}\n{}", self.binary.shown());
+        assert_eq!(waited.await, Ok(true), "/ready does not become {status}\n{}", self.binary.output_text());
     }
 
     /// Starts an answer and returns it when its head is there (for a stream: its first event).
-    async fn ask(&self, stream: bool, tokens: u32) -> reqwest::Result<reqwest::Response> {
+    async fn send(&self, stream: bool, tokens: u32) -> reqwest::Result<reqwest::Response> {
         let body = json!({"model": "sim", "prompt": "go on", "stream": stream, "max_tokens": tokens});
         self.client.post(format!("http://{}/v1/completions", self.at.public)).json(&body).send().await
     }
 
-    async fn until_connections_are_refused(&self) {
-        let refused = tokio::time::timeout(PATIENCE, async {
+    async fn wait_until_refused(&self) {
+        let refused = tokio::time::timeout(TEST_TIMEOUT, async {
             while tokio::net::TcpStream::connect(&self.at.public).await.is_ok() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
@@ -88,25 +88,25 @@ fn tokens(stream: &str) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn open_streams_end_and_new_connections_are_refused() {
-    for fleet in [Fleet::sglang(), Fleet::vllm(Connector::Nixl)] {
-        let stage = Stage::start(fleet.pairs(2), &[]).await;
+    for fleet in [TestFleetBuilder::sglang(), TestFleetBuilder::vllm(VllmConnector::Nixl)] {
+        let stage = DrainFixture::start(fleet.pairs(2), &[]).await;
         let mut streams = Vec::new();
         for _ in 0..3 {
-            let response = stage.ask(true, 60).await.unwrap();
+            let response = stage.send(true, 60).await.unwrap();
             assert_eq!(response.status(), 200);
             streams.push(response);
         }
         stage.binary.signal("TERM").await;
-        stage.until_ready_is(503).await;
+        stage.wait_until_ready_is(503).await;
         // Readiness is taken back a moment before the listener is closed.
-        stage.until_connections_are_refused().await;
+        stage.wait_until_refused().await;
         for stream in streams {
             let (text, clean) = rest(stream).await;
             assert!(clean && text.ends_with("data: [DONE]\n\n"), "{text}");
             assert!(tokens(&text) >= 59, "{} tokens: {text}", tokens(&text));
         }
-        let Stage { engines, binary, .. } = stage;
-        let ended = binary.ended_within(Duration::from_secs(5)).await;
+        let DrainFixture { engines, binary, .. } = stage;
+        let ended = binary.wait_within(Duration::from_secs(5)).await;
         assert_eq!(ended.status.code(), Some(0), "{ended:?}");
         for engine in engines.all() {
             let stats = engine.stats();
@@ -118,27 +118,27 @@ async fn open_streams_end_and_new_connections_are_refused() {
 /// Load balancers need time to notice: during the delay `/ready` says no on both listeners, and requests are served.
 #[tokio::test(flavor = "multi_thread")]
 async fn during_the_drain_delay_requests_are_served() {
-    let stage = Stage::start(Fleet::sglang().pairs(1), &["--drain-delay=2s"]).await;
-    let before = stage.ask(false, 2).await.unwrap();
+    let stage = DrainFixture::start(TestFleetBuilder::sglang().pairs(1), &["--drain-delay=2s"]).await;
+    let before = stage.send(false, 2).await.unwrap();
     assert_eq!(before.headers().get("connection"), None);
     stage.binary.signal("TERM").await;
-    stage.until_ready_is(503).await;
+    stage.wait_until_ready_is(503).await;
     let public = stage.client.get(format!("http://{}/ready", stage.at.public)).send().await.unwrap();
     assert_eq!(public.status(), 503);
     let answer: Value = public.json().await.unwrap();
     assert_eq!(answer["status"], "shutting down");
-    let response = stage.ask(false, 2).await.unwrap();
+    let response = stage.send(false, 2).await.unwrap();
     assert_eq!(response.status(), 200);
     assert_eq!(response.headers()["connection"], "close", "the next request is to go elsewhere");
-    let ended = stage.binary.ended().await;
+    let ended = stage.binary.wait().await;
     assert_eq!(ended.status.code(), Some(0), "{ended:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_beyond_the_deadline_is_told_and_not_ended_as_if_complete() {
-    for fleet in [Fleet::sglang(), Fleet::vllm(Connector::Mooncake)] {
-        let stage = Stage::start(fleet.pairs(1), &["--drain-deadline=300ms"]).await;
-        let response = stage.ask(true, 10_000).await.unwrap();
+async fn stream_beyond_the_drain_deadline_ends_with_an_error() {
+    for fleet in [TestFleetBuilder::sglang(), TestFleetBuilder::vllm(VllmConnector::Mooncake)] {
+        let stage = DrainFixture::start(fleet.pairs(1), &["--drain-deadline=300ms"]).await;
+        let response = stage.send(true, 10_000).await.unwrap();
         stage.binary.signal("TERM").await;
         let (text, clean) = rest(response).await;
         assert!(!clean, "the body ended as if it were complete");
@@ -148,10 +148,10 @@ async fn a_stream_beyond_the_deadline_is_told_and_not_ended_as_if_complete() {
         assert_eq!(error["code"], "shutting_down", "{error}");
         assert!(error["message"].as_str().unwrap().contains("incomplete"), "{error}");
 
-        let Stage { engines, binary, .. } = stage;
-        let ended = binary.ended_within(Duration::from_secs(5)).await;
+        let DrainFixture { engines, binary, .. } = stage;
+        let ended = binary.wait_within(Duration::from_secs(5)).await;
         assert_eq!(ended.status.code(), Some(0), "{ended:?}");
-        let idle = engines.decodes[0].wait_for(PATIENCE, |stats| stats.active == 0).await;
+        let idle = engines.decodes[0].wait_for(TEST_TIMEOUT, |stats| stats.active == 0).await;
         assert!(idle, "the engine was not told to stop");
     }
 }
@@ -160,46 +160,47 @@ async fn a_stream_beyond_the_deadline_is_told_and_not_ended_as_if_complete() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_without_answer_beyond_the_deadline_is_told() {
     for stream in [false, true] {
-        let stage = Stage::start(Fleet::sglang().pairs(1), &["--drain-deadline=300ms"]).await;
-        stage.engines.decodes[0].set_fault(Fault::Hang);
-        let asked = stage.ask(stream, 4);
+        let stage =
+            DrainFixture::start(TestFleetBuilder::sglang().pairs(1), &["--drain-deadline=300ms"]).await;
+        stage.engines.decodes[0].set_fault(EngineFault::Hang);
+        let asked = stage.send(stream, 4);
         let signalled = async {
-            let began = stage.engines.decodes[0].wait_for(PATIENCE, |stats| stats.started > 0).await;
+            let began = stage.engines.decodes[0].wait_for(TEST_TIMEOUT, |stats| stats.started > 0).await;
             assert!(began, "the request has not reached the decode");
             stage.binary.signal("TERM").await;
         };
         let (response, ()) = tokio::join!(asked, signalled);
-        let response = response.unwrap_or_else(|error| panic!("{error:?}\n{}", stage.binary.shown()));
+        let response = response.unwrap_or_else(|error| panic!("{error:?}\n{}", stage.binary.output_text()));
         assert_eq!(response.status(), 503);
         let error = openai_error(&response.bytes().await.unwrap());
         assert_eq!(error["code"], "shutting_down", "{error}");
-        let ended = stage.binary.ended_within(Duration::from_secs(5)).await;
+        let ended = stage.binary.wait_within(Duration::from_secs(5)).await;
         assert_eq!(ended.status.code(), Some(0), "{ended:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_connections_do_not_hold_the_shutdown_up() {
-    let stage = Stage::start(Fleet::sglang().pairs(1), &[]).await;
+    let stage = DrainFixture::start(TestFleetBuilder::sglang().pairs(1), &[]).await;
     // One that has served a request and is kept by the client, and one that has never sent a byte.
-    assert_eq!(stage.ask(false, 2).await.unwrap().status(), 200);
+    assert_eq!(stage.send(false, 2).await.unwrap().status(), 200);
     let _silent = tokio::net::TcpStream::connect(&stage.at.public).await.unwrap();
     stage.binary.signal("INT").await;
-    let ended = stage.binary.ended_within(Duration::from_secs(5)).await;
+    let ended = stage.binary.wait_within(Duration::from_secs(5)).await;
     assert_eq!(ended.status.code(), Some(0), "{ended:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_signal_stops_at_once() {
-    let stage = Stage::start(Fleet::sglang().pairs(1), &[]).await;
-    let response = stage.ask(true, 10_000).await.unwrap();
+    let stage = DrainFixture::start(TestFleetBuilder::sglang().pairs(1), &[]).await;
+    let response = stage.send(true, 10_000).await.unwrap();
     stage.binary.signal("TERM").await;
-    stage.until_ready_is(503).await;
+    stage.wait_until_ready_is(503).await;
     let asked_again = Instant::now();
     stage.binary.signal("TERM").await;
     let (text, clean) = rest(response).await;
     assert!(!clean && !text.contains("[DONE]"), "a cut stream must not look complete: {text}");
-    let ended = stage.binary.ended_within(Duration::from_secs(5)).await;
+    let ended = stage.binary.wait_within(Duration::from_secs(5)).await;
     assert!(asked_again.elapsed() < Duration::from_secs(5), "25 s were not waited for");
     assert_eq!(ended.status.code(), Some(0), "{ended:?}");
     assert!(ended.stderr.contains("asked again"), "{}", ended.stderr);

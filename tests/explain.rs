@@ -4,12 +4,12 @@ mod world;
 
 use serde_json::{Value, json};
 
-use world::binary::Binary;
-use world::fleet::Fleet;
+use world::fleet::TestFleetBuilder;
+use world::process::MoongateProcess;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_decision_is_explained_and_made_again() {
-    let world = Fleet::sglang().pairs(2).start().await;
+    let world = TestFleetBuilder::sglang().pairs(2).start().await;
     let url = world.gateway.url("/v1/completions");
     let body = json!({"model": world.model(), "prompt": "why there?", "max_tokens": 1});
     let sent = world.client.post(url).header("x-request-id", "mine").json(&body).send().await.unwrap();
@@ -25,19 +25,19 @@ async fn a_decision_is_explained_and_made_again() {
     let entry = decision["entry"].as_str().unwrap().to_owned();
 
     let admin = format!("--admin={}", world.gateway.admin_url("").trim_start_matches("http://"));
-    let told = Binary::run(&["explain", "mine", &admin, "--policy=round_robin"]).await;
+    let told = MoongateProcess::run(&["explain", "mine", &admin, "--policy=round_robin"]).await;
     assert!(told.stdout.contains(&format!("replayed with predictive: {entry} + ")), "{}", told.stdout);
     assert!(told.stdout.contains("replayed with round_robin: "), "{}", told.stdout);
-    let listed = Binary::run(&["explain", &admin]).await;
+    let listed = MoongateProcess::run(&["explain", &admin]).await;
     assert!(listed.stdout.starts_with("mine  "), "{}", listed.stdout);
 
-    let saved = Binary::run(&["explain", "mine", &admin, "--json"]).await;
+    let saved = MoongateProcess::run(&["explain", "mine", &admin, "--json"]).await;
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), saved.stdout).unwrap();
-    let again = Binary::run(&["explain", &format!("--file={}", file.path().display())]).await;
+    let again = MoongateProcess::run(&["explain", &format!("--file={}", file.path().display())]).await;
     assert!(again.stdout.contains(&format!("replayed with predictive: {entry} + ")), "{}", again.stdout);
 
-    let unknown = Binary::run(&["explain", "nobody", &admin]).await;
+    let unknown = MoongateProcess::run(&["explain", "nobody", &admin]).await;
     assert_eq!(unknown.status.code(), Some(1));
     assert!(unknown.stderr.contains("no decision for \"nobody\" is kept"), "{}", unknown.stderr);
 }

@@ -6,12 +6,12 @@ mod world;
 use std::collections::BTreeSet;
 
 use futures_util::future::join_all;
-use moongate_loadtest::engine::{Connector, RecordedRequest, SimEngine};
+use moongate_loadtest::engine::{RecordedRequest, SimEngine, VllmConnector};
 use serde_json::{Value, json};
 
-use world::fleet::{Fleet, World};
-use world::gateway::Gateway;
-use world::scripted::{Answer, Script, Scripted};
+use world::fleet::{TestFleet, TestFleetBuilder};
+use world::gateway::TestGateway;
+use world::scripted::{EngineScript, ScriptedEngine, ScriptedEngineResponse};
 use world::{client, raw_http};
 
 /// Everything that a parser and a writer would not give back as it was.
@@ -24,30 +24,30 @@ fn header<'a>(request: &'a RecordedRequest, name: &str) -> Vec<&'a str> {
 }
 
 fn parsed(engine: &SimEngine) -> Vec<Value> {
-    engine.last_requests(64).iter().map(|request| serde_json::from_slice(&request.body).unwrap()).collect()
+    engine.recent_requests(64).iter().map(|request| serde_json::from_slice(&request.body).unwrap()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn odd_bytes_reach_sglang_unchanged() {
-    let world = Fleet::sglang().pairs(1).start().await;
+    let world = TestFleetBuilder::sglang().pairs(1).start().await;
     let response = world.post("/v1/chat/completions", ODD).await;
     assert_eq!(response.status(), 200, "{}", response.text().await.unwrap());
     let kept = ODD.strip_suffix('}').unwrap();
     for engine in world.engines.all() {
-        let body = World::last(engine).body;
+        let body = TestFleet::last_request(engine).body;
         assert!(body.starts_with(kept.as_bytes()), "{}", String::from_utf8_lossy(&body));
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn odd_bytes_reach_vllm_unchanged_but_for_the_members_that_are_set() {
-    for connector in [Connector::Nixl, Connector::Mooncake, Connector::Store] {
-        let world = Fleet::vllm(connector).pairs(1).flag("--engine=vllm").start().await;
+async fn unusual_bytes_reach_vllm_unchanged_but_for_set_members() {
+    for connector in [VllmConnector::Nixl, VllmConnector::Mooncake, VllmConnector::Store] {
+        let world = TestFleetBuilder::vllm(connector).pairs(1).flag("--engine=vllm").start().await;
         let response = world.post("/v1/chat/completions", ODD).await;
         assert_eq!(response.status(), 200, "{}", response.text().await.unwrap());
-        let decode = World::last(&world.engines.decodes[0]).body;
+        let decode = TestFleet::last_request(&world.engines.decodes[0]).body;
         assert!(decode.starts_with(ODD.strip_suffix('}').unwrap().as_bytes()), "{connector:?}");
-        let prefill = World::last(&world.engines.prefills[0]).body;
+        let prefill = TestFleet::last_request(&world.engines.prefills[0]).body;
         let expected = ODD.strip_suffix('}').unwrap().replace("\"max_tokens\" : 3", "\"max_tokens\" : 1");
         assert!(
             prefill.starts_with(expected.as_bytes()),
@@ -59,15 +59,15 @@ async fn odd_bytes_reach_vllm_unchanged_but_for_the_members_that_are_set() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plain_worker_gets_exactly_the_clients_bytes() {
-    let world = Fleet::sglang().plain(1).start().await;
+    let world = TestFleetBuilder::sglang().plain(1).start().await;
     let response = world.post("/v1/chat/completions", ODD).await;
     assert_eq!(response.status(), 200);
-    assert_eq!(World::last(&world.engines.workers[0]).body, ODD);
+    assert_eq!(TestFleet::last_request(&world.engines.workers[0]).body, ODD);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn headers_of_the_message_pass_and_those_of_the_connection_do_not() {
-    let world = Fleet::sglang().pairs(1).start().await;
+async fn end_to_end_headers_pass_and_hop_by_hop_headers_do_not() {
+    let world = TestFleetBuilder::sglang().pairs(1).start().await;
     let body = r#"{"model":"sim","prompt":"a","max_tokens":1}"#;
     let request = format!(
         "POST /v1/completions?api-version=1 HTTP/1.1\r\nHost: gateway.example\r\nContent-Type: application/json\r\n\
@@ -81,7 +81,7 @@ async fn headers_of_the_message_pass_and_those_of_the_connection_do_not() {
     assert_eq!(response.status, 200, "{response:?}");
     assert!(response.head.to_ascii_lowercase().contains("x-request-id: mine"), "{}", response.head);
     for engine in world.engines.all() {
-        let got = World::last(engine);
+        let got = TestFleet::last_request(engine);
         assert_eq!(got.target, "/v1/completions?api-version=1");
         assert_eq!(header(&got, "x-foo"), ["1", "2"]);
         assert_eq!(header(&got, "x-session-id"), ["s 1"]);
@@ -97,8 +97,8 @@ async fn headers_of_the_message_pass_and_those_of_the_connection_do_not() {
     }
 }
 
-fn script(role: &'static str) -> Script {
-    Script {
+fn script(role: &'static str) -> EngineScript {
+    EngineScript {
         model: "sim",
         dp_size: 1,
         sglang_role: Some(role),
@@ -116,12 +116,12 @@ async fn engines_that_order_by_priority_get_the_gateways() {
             ("disable_priority_preemption", json!(true)),
             ("schedule_low_priority_values_first", json!(smallest_first)),
         ];
-        Script { server_info, ..script(role) }
+        EngineScript { server_info, ..script(role) }
     };
-    let answer = || Answer::json(r#"{"object":"text_completion","choices":[]}"#);
-    let prefill = Scripted::start(ordered("prefill", true), answer()).await;
-    let decode = Scripted::start(ordered("decode", false), answer()).await;
-    let gateway = Gateway::start_ready(&[
+    let answer = || ScriptedEngineResponse::json(r#"{"object":"text_completion","choices":[]}"#);
+    let prefill = ScriptedEngine::start(ordered("prefill", true), answer()).await;
+    let decode = ScriptedEngine::start(ordered("decode", false), answer()).await;
+    let gateway = TestGateway::start_ready(&[
         format!("--prefill=http://{},{}", prefill.address, prefill.address.port()),
         format!("--decode=http://{}", decode.address),
     ])
@@ -133,7 +133,7 @@ async fn engines_that_order_by_priority_get_the_gateways() {
         let response = client().post(gateway.url("/v1/completions")).body(body).send().await.unwrap();
         assert_eq!(response.status(), 200);
     }
-    let priorities = async |engine: &Scripted| -> Vec<i64> {
+    let priorities = async |engine: &ScriptedEngine| -> Vec<i64> {
         let bodies = engine.received(2).await;
         bodies
             .iter()
@@ -152,10 +152,18 @@ async fn engines_that_order_by_priority_get_the_gateways() {
 async fn a_stream_and_its_headers_pass_byte_for_byte() {
     let stream = ": welcome\n\ndata:{\"id\" : \"x\",\"choices\":[ ],\"future\":1.50}\r\n\r\nevent: odd\nid: 7\ndata: {\"t\":\"\\u00e9 é\"}\n\n\
                   data: {\"usage\":{\"prompt_tokens\":1}}\n\ndata: [DONE]\n\n";
-    let prefill = Scripted::start(script("prefill"), Answer::events("data: {}\n\ndata: [DONE]\n\n")).await;
+    let prefill = ScriptedEngine::start(
+        script("prefill"),
+        ScriptedEngineResponse::events("data: {}\n\ndata: [DONE]\n\n"),
+    )
+    .await;
     let headers = vec![("x-engine", "a"), ("x-engine", "b"), ("keep-alive", "timeout=5"), ("upgrade", "h2c")];
-    let decode = Scripted::start(script("decode"), Answer { headers, ..Answer::events(stream) }).await;
-    let gateway = Gateway::start_ready(&[
+    let decode = ScriptedEngine::start(
+        script("decode"),
+        ScriptedEngineResponse { headers, ..ScriptedEngineResponse::events(stream) },
+    )
+    .await;
+    let gateway = TestGateway::start_ready(&[
         format!("--prefill=http://{},{}", prefill.address, prefill.address.port()),
         format!("--decode=http://{}", decode.address),
     ])
@@ -169,13 +177,13 @@ async fn a_stream_and_its_headers_pass_byte_for_byte() {
         assert!(!response.headers().contains_key(gone), "{gone}");
     }
     assert_eq!(response.text().await.unwrap(), stream);
-    assert_eq!(decode.only().await.body, prefill.only().await.body);
+    assert_eq!(decode.only_request().await.body, prefill.only_request().await.body);
 }
 
 /// SGLang takes one room for each prompt of a batch.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_prompts_of_a_batch_have_a_room_each() {
-    let world = Fleet::sglang().pairs(1).start().await;
+    let world = TestFleetBuilder::sglang().pairs(1).start().await;
     let [prefill, decode] = [&world.engines.prefills[0], &world.engines.decodes[0]];
     let port = prefill.bootstrap_addr().unwrap().port();
     let texts = json!({"model": "sim", "prompt": ["one", "two", "three"], "max_tokens": 4});
@@ -184,8 +192,8 @@ async fn the_prompts_of_a_batch_have_a_room_each() {
     for (body, count) in [(&texts, 3), (&ids, 2)] {
         let answer = world.post("/v1/completions", body.to_string()).await.json::<Value>().await.unwrap();
         assert_eq!(answer["choices"].as_array().map(Vec::len), Some(count), "{answer}");
-        assert_eq!(World::last(prefill).body, World::last(decode).body);
-        let sent: Value = serde_json::from_slice(&World::last(decode).body).unwrap();
+        assert_eq!(TestFleet::last_request(prefill).body, TestFleet::last_request(decode).body);
+        let sent: Value = serde_json::from_slice(&TestFleet::last_request(decode).body).unwrap();
         assert_eq!(sent["bootstrap_host"], json!(vec!["127.0.0.1"; count]));
         assert_eq!(sent["bootstrap_port"], json!(vec![port; count]));
         let own = sent["bootstrap_room"].as_array().unwrap().iter().map(|room| room.as_u64().unwrap());
@@ -198,7 +206,7 @@ async fn the_prompts_of_a_batch_have_a_room_each() {
 /// Two answers to one prompt: SGLang's pairs cannot share a room, so that each is asked for by itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn several_answers_have_a_room_each() {
-    let world = Fleet::sglang().pairs(1).start().await;
+    let world = TestFleetBuilder::sglang().pairs(1).start().await;
     let [prefill, decode] = [&world.engines.prefills[0], &world.engines.decodes[0]];
     let body =
         json!({"model": "sim", "n": 2, "max_tokens": 4, "messages": [{"role": "user", "content": "hi"}]});
@@ -218,8 +226,8 @@ async fn several_answers_have_a_room_each() {
 /// vLLM hands over one sequence per transfer: a request for several is computed by the decode, not answered wrongly.
 #[tokio::test(flavor = "multi_thread")]
 async fn several_sequences_of_vllm_are_answered() {
-    for connector in [Connector::Nixl, Connector::Mooncake, Connector::Store] {
-        let world = Fleet::vllm(connector).pairs(1).start().await;
+    for connector in [VllmConnector::Nixl, VllmConnector::Mooncake, VllmConnector::Store] {
+        let world = TestFleetBuilder::vllm(connector).pairs(1).start().await;
         let body = json!({"model": "sim", "prompt": ["one", "two"], "n": 2, "max_tokens": 4});
         let answer: Value = world.post("/v1/completions", body.to_string()).await.json().await.unwrap();
         assert_eq!(answer["choices"].as_array().map(Vec::len), Some(4), "{connector:?}: {answer}");
@@ -230,7 +238,7 @@ async fn several_sequences_of_vllm_are_answered() {
 /// Both engines of a pair take `room % dp_size` as the rank.
 #[tokio::test(flavor = "multi_thread")]
 async fn rooms_select_the_same_rank_on_both_sides() {
-    let world = Fleet::sglang()
+    let world = TestFleetBuilder::sglang()
         .pairs(1)
         .tune(|mut config| {
             config.dp_size = 4;
@@ -262,7 +270,7 @@ async fn rooms_select_the_same_rank_on_both_sides() {
 /// SGLang aborts every request whose id starts with the given one, so that ids must be of one width.
 #[tokio::test(flavor = "multi_thread")]
 async fn request_ids_are_fresh_and_of_one_width() {
-    let world = Fleet::sglang().pairs(1).start().await;
+    let world = TestFleetBuilder::sglang().pairs(1).start().await;
     for rid in ["null", "\"mine\"", "[\"a\"]"] {
         let body = format!(r#"{{"rid":{rid},"model":"sim","prompt":"a","max_tokens":1}}"#);
         assert_eq!(world.post("/v1/completions", body).await.status(), 200);

@@ -10,26 +10,26 @@ mod lease;
 mod linearizability;
 #[path = "ha/network.rs"]
 mod network;
-#[path = "ha/own.rs"]
-mod own;
 #[path = "ha/probe.rs"]
 mod probe;
-#[path = "../kvstore/tests/store/world.rs"]
+#[path = "../kvstore/tests/store/harness.rs"]
 mod store;
+#[path = "ha/store_node.rs"]
+mod store_node;
 #[path = "ha/writer.rs"]
 mod writer;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cluster::Cluster;
+use cluster::HaCluster;
 use linearizability::{CallHistory, CheckedCalls, connect, mount, start_clients};
 use moongate_runtime::Supervisor;
-use network::Network;
-use own::OwnNode;
-use probe::Probe;
+use network::HaNetwork;
+use probe::MasterProbe;
+use store_node::HaStoreNode;
 use tokio::sync::Mutex;
-use writer::Writer;
+use writer::MooncakeWriter;
 
 /// A cluster is a dozen processes: several at a time keep each other waiting for longer than masters wait for each other.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
@@ -43,48 +43,48 @@ async fn leaders_die_and_sleep_and_no_key_is_lost() {
         return;
     }
     let _alone = ONE_AT_A_TIME.lock().await;
-    let mut cluster = Cluster::start_on_disks(Network::loopback()).await;
-    cluster.all_in_sync(3).await;
-    let mut writer = Writer::start(&cluster).await;
+    let mut cluster = HaCluster::start_on_disks(HaNetwork::loopback()).await;
+    cluster.wait_until_in_sync(3).await;
+    let mut writer = MooncakeWriter::start(&cluster).await;
     writer.write(300).await;
     for _ in 0..2 {
-        let leader = cluster.leader().await;
+        let leader = cluster.wait_for_leader().await;
         for master in 0..3 {
             let expected = if master == leader { ("leader", 200) } else { ("standby", 503) };
-            let (role, status) = cluster.says(master).await;
+            let (role, status) = cluster.status(master).await;
             assert_eq!((role.as_str(), status), expected);
         }
         cluster.kill(leader).await;
         let gap = writer.write(300).await;
         eprintln!("killed a leader: clients went on after {gap:?}");
-        let next = cluster.leader().await;
+        let next = cluster.wait_for_leader().await;
         assert_ne!(next, leader);
         cluster.start_master(leader);
-        cluster.all_in_sync(3).await;
+        cluster.wait_until_in_sync(3).await;
         writer.check().await;
     }
 
-    let leader = cluster.leader().await;
-    let mut probe = Probe::connect(&cluster, leader).await;
-    assert!(probe.is_answered().await, "the leader answers");
+    let leader = cluster.wait_for_leader().await;
+    let mut probe = MasterProbe::connect(&cluster, leader).await;
+    assert!(probe.responds().await, "the leader answers");
     cluster.signal(leader, "STOP");
     let asleep = Instant::now();
-    probe.ask().await;
+    probe.send().await;
     let gap = writer.write(300).await;
     eprintln!("a leader fell asleep: clients went on after {gap:?}");
-    assert_ne!(cluster.leader().await, leader);
+    assert_ne!(cluster.wait_for_leader().await, leader);
     tokio::time::sleep(SLEEP.saturating_sub(asleep.elapsed())).await;
     cluster.signal(leader, "CONT");
-    assert!(!probe.answer().await, "a leader that had slept answered with what it remembered");
+    assert!(!probe.receives_response().await, "a leader that had slept answered with what it remembered");
     writer.write(100).await;
-    cluster.all_in_sync(3).await;
+    cluster.wait_until_in_sync(3).await;
 
     // One node of etcd less changes nothing.
     cluster.kill_etcd(0).await;
     let gap = writer.write(300).await;
     eprintln!("killed a node of etcd: clients went on after {gap:?}");
     // Asked to stop, a leader gives the lead back.
-    let leader = cluster.leader().await;
+    let leader = cluster.wait_for_leader().await;
     cluster.signal(leader, "TERM");
     let gap = writer.write(300).await;
     eprintln!("a leader was asked to stop: clients went on after {gap:?}");
@@ -94,14 +94,16 @@ async fn leaders_die_and_sleep_and_no_key_is_lost() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_and_tools_of_this_project_follow_the_leader() {
     let _alone = ONE_AT_A_TIME.lock().await;
-    let mut cluster = Cluster::start(Network::loopback()).await;
-    cluster.all_in_sync(3).await;
-    let own = OwnNode::start(&cluster);
+    let mut cluster = HaCluster::start(HaNetwork::loopback()).await;
+    cluster.wait_until_in_sync(3).await;
+    let own = HaStoreNode::start(&cluster);
     own.put("before").await;
     own.get("before").await;
-    let leader = cluster.leader().await;
+    let leader = cluster.wait_for_leader().await;
     cluster.kill(leader).await;
-    cluster.until("another leads", async |it| it.leader_now().await.is_some_and(|it| it != leader)).await;
+    cluster
+        .wait_until("another leads", async |it| it.current_leader().await.is_some_and(|it| it != leader))
+        .await;
     own.get("before").await;
     own.put("after").await;
     own.get("after").await;
@@ -113,9 +115,9 @@ async fn all_are_killed_at_once_and_no_key_is_lost() {
         return;
     }
     let _alone = ONE_AT_A_TIME.lock().await;
-    let mut cluster = Cluster::start_on_disks(Network::loopback()).await;
-    cluster.all_in_sync(3).await;
-    let mut writer = Writer::start(&cluster).await;
+    let mut cluster = HaCluster::start_on_disks(HaNetwork::loopback()).await;
+    cluster.wait_until_in_sync(3).await;
+    let mut writer = MooncakeWriter::start(&cluster).await;
     writer.write(300).await;
     cluster.put_metadata("node", "there").await;
     for delay in [20, 120] {
@@ -128,24 +130,24 @@ async fn all_are_killed_at_once_and_no_key_is_lost() {
         };
         let (gap, ()) = tokio::join!(writer.write(600), restart);
         eprintln!("killed all masters and etcd: clients went on after {gap:?}");
-        cluster.all_in_sync(3).await;
+        cluster.wait_until_in_sync(3).await;
         writer.check().await;
         assert_eq!(cluster.metadata("node").await, "there");
     }
 
     // One that was away does not have all: it must not lead, even if it is back first.
-    let late = (cluster.leader().await + 1) % 3;
+    let late = (cluster.wait_for_leader().await + 1) % 3;
     cluster.kill(late).await;
     writer.write(200).await;
-    cluster.all_in_sync(2).await;
+    cluster.wait_until_in_sync(2).await;
     cluster.kill_all().await;
     cluster.start_etcds();
     cluster.start_master(late);
-    cluster.stands_by(late).await;
+    cluster.wait_until_standby(late).await;
     (0..3).filter(|master| *master != late).for_each(|master| cluster.start_master(master));
     writer.write(100).await;
-    assert_ne!(cluster.leader().await, late);
-    cluster.all_in_sync(3).await;
+    assert_ne!(cluster.wait_for_leader().await, late);
+    cluster.wait_until_in_sync(3).await;
     writer.check().await;
 }
 
@@ -155,7 +157,7 @@ async fn leaders_are_cut_off_and_no_key_is_lost() {
         return;
     }
     let _alone = ONE_AT_A_TIME.lock().await;
-    let network = match Network::namespaces().await {
+    let network = match HaNetwork::namespaces().await {
         Ok(network) => network,
         Err(line) => {
             eprintln!(
@@ -164,35 +166,35 @@ async fn leaders_are_cut_off_and_no_key_is_lost() {
             return;
         }
     };
-    let mut cluster = Cluster::start(network).await;
-    cluster.all_in_sync(3).await;
-    let mut writer = Writer::start(&cluster).await;
+    let mut cluster = HaCluster::start(network).await;
+    cluster.wait_until_in_sync(3).await;
+    let mut writer = MooncakeWriter::start(&cluster).await;
     writer.write(300).await;
 
-    let leader = cluster.leader().await;
-    let mut probe = Probe::connect(&cluster, leader).await;
-    cluster.cut_from_etcd(leader).await;
+    let leader = cluster.wait_for_leader().await;
+    let mut probe = MasterProbe::connect(&cluster, leader).await;
+    cluster.disconnect_from_etcd(leader).await;
     let mut gap = Duration::ZERO;
-    while cluster.leader_now().await.is_none_or(|it| it == leader) {
+    while cluster.current_leader().await.is_none_or(|it| it == leader) {
         gap = gap.max(writer.write(10).await);
     }
-    assert!(!probe.is_answered().await, "two masters answered at once");
+    assert!(!probe.responds().await, "two masters answered at once");
     gap = gap.max(writer.write(300).await);
     eprintln!("a leader was cut off from etcd: clients went on after {gap:?}");
-    assert_ne!(cluster.leader().await, leader);
-    cluster.heal(leader).await;
-    cluster.all_in_sync(3).await;
+    assert_ne!(cluster.wait_for_leader().await, leader);
+    cluster.reconnect(leader).await;
+    cluster.wait_until_in_sync(3).await;
     writer.check().await;
 
     // Cut off from its followers, it goes on without them, and they must not lead.
-    let leader = cluster.leader().await;
-    cluster.cut_from_masters(leader).await;
+    let leader = cluster.wait_for_leader().await;
+    cluster.disconnect_from_masters(leader).await;
     let gap = writer.write(300).await;
     eprintln!("a leader was cut off from its followers: clients went on after {gap:?}");
-    cluster.all_in_sync(1).await;
-    assert_eq!(cluster.leader().await, leader);
-    cluster.heal(leader).await;
-    cluster.all_in_sync(3).await;
+    cluster.wait_until_in_sync(1).await;
+    assert_eq!(cluster.wait_for_leader().await, leader);
+    cluster.reconnect(leader).await;
+    cluster.wait_until_in_sync(3).await;
 
     // All are in sync again: any may follow on.
     cluster.kill(leader).await;
@@ -207,44 +209,46 @@ async fn leaders_by_a_lease_die_and_sleep_and_no_key_is_lost() {
         return;
     }
     let _alone = ONE_AT_A_TIME.lock().await;
-    let mut cluster = Cluster::start_with_lease().await;
-    cluster.all_in_sync(3).await;
-    let mut writer = Writer::start(&cluster).await;
+    let mut cluster = HaCluster::start_with_lease().await;
+    cluster.wait_until_in_sync(3).await;
+    let mut writer = MooncakeWriter::start(&cluster).await;
     writer.write(300).await;
-    let leader = cluster.leader().await;
+    let leader = cluster.wait_for_leader().await;
     cluster.kill(leader).await;
     let gap = writer.write(300).await;
     eprintln!("killed a leader: clients went on after {gap:?}");
-    let next = cluster.leader().await;
+    let next = cluster.wait_for_leader().await;
     assert_ne!(next, leader);
     cluster.start_master(leader);
-    cluster.all_in_sync(3).await;
+    cluster.wait_until_in_sync(3).await;
     writer.check().await;
     // What its earlier life has left is gone.
     cluster
-        .until("only the leader's pod has the label", async |it| it.lease().leaders().await == [next])
+        .wait_until("only the leader's pod has the label", async |it| it.lease().leaders().await == [next])
         .await;
 
-    let leader = cluster.leader().await;
-    let mut probe = Probe::connect(&cluster, leader).await;
-    assert!(probe.is_answered().await, "the leader answers");
+    let leader = cluster.wait_for_leader().await;
+    let mut probe = MasterProbe::connect(&cluster, leader).await;
+    assert!(probe.responds().await, "the leader answers");
     cluster.signal(leader, "STOP");
     let asleep = Instant::now();
-    probe.ask().await;
-    cluster.until("another leads", async |it| it.leader_now().await.is_some_and(|it| it != leader)).await;
+    probe.send().await;
+    cluster
+        .wait_until("another leads", async |it| it.current_leader().await.is_some_and(|it| it != leader))
+        .await;
     tokio::time::sleep(SLEEP.saturating_sub(asleep.elapsed())).await;
     cluster.signal(leader, "CONT");
-    assert!(!probe.answer().await, "a leader that had slept answered with what it remembered");
+    assert!(!probe.receives_response().await, "a leader that had slept answered with what it remembered");
     let gap = writer.write(300).await;
     eprintln!("a leader fell asleep: clients went on after {gap:?}");
-    cluster.all_in_sync(3).await;
+    cluster.wait_until_in_sync(3).await;
 
     // Asked to stop, a leader gives the lead back.
-    let leader = cluster.leader().await;
+    let leader = cluster.wait_for_leader().await;
     cluster.signal(leader, "TERM");
     let gap = writer.write(300).await;
     eprintln!("a leader was asked to stop: clients went on after {gap:?}");
-    assert_ne!(cluster.leader().await, leader);
+    assert_ne!(cluster.wait_for_leader().await, leader);
     writer.check().await;
 }
 
@@ -254,17 +258,17 @@ async fn a_leader_dies_where_all_is_encrypted() {
         return;
     }
     let _alone = ONE_AT_A_TIME.lock().await;
-    let mut cluster = Cluster::start_secured().await;
-    cluster.all_in_sync(3).await;
-    let mut writer = Writer::start(&cluster).await;
+    let mut cluster = HaCluster::start_secured().await;
+    cluster.wait_until_in_sync(3).await;
+    let mut writer = MooncakeWriter::start(&cluster).await;
     writer.write(300).await;
-    let leader = cluster.leader().await;
+    let leader = cluster.wait_for_leader().await;
     cluster.kill(leader).await;
     let gap = writer.write(300).await;
     eprintln!("killed a leader: clients went on after {gap:?}");
-    assert_ne!(cluster.leader().await, leader);
+    assert_ne!(cluster.wait_for_leader().await, leader);
     cluster.start_master(leader);
-    cluster.all_in_sync(3).await;
+    cluster.wait_until_in_sync(3).await;
     writer.check().await;
 }
 
@@ -276,8 +280,8 @@ const SERVES_WITHIN: Duration = Duration::from_secs(2);
 async fn reads_from_killed_leaders_are_linearizable() {
     let _alone = ONE_AT_A_TIME.lock().await;
     let (duration, mut random) = linearizability::settings();
-    let mut cluster = Cluster::start_on_disks(Network::loopback()).await;
-    cluster.all_in_sync(3).await;
+    let mut cluster = HaCluster::start_on_disks(HaNetwork::loopback()).await;
+    cluster.wait_until_in_sync(3).await;
     let begun = Instant::now();
     let (mut seen, mut kills) = (CheckedCalls::default(), 0);
     // A history covers three leaders: the search for an order grows with its length.
@@ -290,8 +294,8 @@ async fn reads_from_killed_leaders_are_linearizable() {
             let supervisor = Supervisor::new();
             let mut leader = 0;
             cluster
-                .until("a leader serves", async |it| {
-                    let Some(now) = it.leader_now().await else { return false };
+                .wait_until("a leader serves", async |it| {
+                    let Some(now) = it.current_leader().await else { return false };
                     leader = now;
                     let caller = connect(it.address(leader), &supervisor);
                     tokio::time::timeout(SERVES_WITHIN, mount(&caller)).await.is_ok()

@@ -1,7 +1,7 @@
 //! `moongate kv` as a process, with Mooncake's own master and node.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests fail by panicking")]
 
-#[path = "../kvstore/tests/store/world.rs"]
+#[path = "../kvstore/tests/store/harness.rs"]
 mod store;
 
 use std::path::Path;
@@ -12,13 +12,13 @@ use store::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode};
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 
-struct World {
+struct KvFixture {
     master: RealMaster,
     node: RealNode,
     _folder: tempfile::TempDir,
 }
 
-impl World {
+impl KvFixture {
     async fn new() -> (Self, std::path::PathBuf) {
         let master = RealMaster::start(NEWEST).await;
         let node = RealNode::start(&master, HANDSHAKE, 64).await;
@@ -39,14 +39,14 @@ impl World {
     }
 
     /// Runs to success, and returns what was printed.
-    async fn good(&self, arguments: &[&str], stdin: &[u8]) -> Vec<u8> {
+    async fn expect_success(&self, arguments: &[&str], stdin: &[u8]) -> Vec<u8> {
         let ran = self.run(arguments, stdin).await;
         assert!(ran.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&ran.stderr));
         ran.stdout
     }
 
     /// Runs to a failure, and returns the message.
-    async fn bad(&self, arguments: &[&str]) -> String {
+    async fn expect_failure(&self, arguments: &[&str]) -> String {
         let ran = self.run(arguments, b"").await;
         assert_eq!(ran.status.code(), Some(1), "{arguments:?}");
         String::from_utf8_lossy(&ran.stderr).into_owned()
@@ -63,47 +63,47 @@ fn json(printed: &[u8]) -> Value {
 
 #[tokio::test]
 async fn objects_go_from_files_to_the_store_and_back() {
-    let (mut world, folder) = World::new().await;
+    let (mut world, folder) = KvFixture::new().await;
     let bytes: Vec<u8> = (0..9_000_000_u32).map(|at| (at % 253) as u8).collect();
     let [from, to] = ["from", "to"].map(|name| folder.join(name));
     std::fs::write(&from, &bytes).unwrap();
 
-    let told = json(&world.good(&["put", "a/file", text(&from), "--json"], b"").await);
+    let told = json(&world.expect_success(&["put", "a/file", text(&from), "--json"], b"").await);
     assert_eq!((&told["bytes"], &told["stored"]), (&Value::from(9_000_000), &Value::from(true)));
     assert_eq!(world.node.get("a/file").await, bytes.len(), "Mooncake's own client gets it");
-    world.good(&["get", "a/file", text(&to)], b"").await;
+    world.expect_success(&["get", "a/file", text(&to)], b"").await;
     assert!(std::fs::read(&to).unwrap() == bytes);
 
-    world.good(&["put", "stream"], b"from stdin").await;
-    assert_eq!(world.good(&["get", "stream"], b"").await, b"from stdin");
-    let again = world.bad(&["put", "stream", text(&from)]).await;
+    world.expect_success(&["put", "stream"], b"from stdin").await;
+    assert_eq!(world.expect_success(&["get", "stream"], b"").await, b"from stdin");
+    let again = world.expect_failure(&["put", "stream", text(&from)]).await;
     assert!(again.contains("--upsert"), "{again}");
-    world.good(&["put", "stream", "-", "--upsert"], b"other").await;
-    assert_eq!(world.good(&["get", "stream", "-"], b"").await, b"other");
+    world.expect_success(&["put", "stream", "-", "--upsert"], b"other").await;
+    assert_eq!(world.expect_success(&["get", "stream", "-"], b"").await, b"other");
 
-    let stat = json(&world.good(&["stat", "stream", "--json"], b"").await);
+    let stat = json(&world.expect_success(&["stat", "stream", "--json"], b"").await);
     assert_eq!((&stat["bytes"], &stat["replicas"][0]["medium"]), (&Value::from(5), &Value::from("memory")));
     assert!(stat["checksum"].is_u64(), "{stat}");
     let admin = ["--admin", &world.master.admin];
-    let listed = world.good(&[&["ls"][..], &admin[..]].concat(), b"").await;
+    let listed = world.expect_success(&[&["ls"][..], &admin[..]].concat(), b"").await;
     let mut keys: Vec<_> = std::str::from_utf8(&listed).unwrap().lines().collect();
     keys.sort_unstable();
     assert_eq!(keys, ["a/file", "stream"]);
-    assert_eq!(world.good(&[&["ls", "a/"][..], &admin[..]].concat(), b"").await, b"a/file\n");
+    assert_eq!(world.expect_success(&[&["ls", "a/"][..], &admin[..]].concat(), b"").await, b"a/file\n");
 
-    let leased = world.bad(&["rm", "stream"]).await;
+    let leased = world.expect_failure(&["rm", "stream"]).await;
     assert!(leased.contains("--force"), "{leased}");
-    world.good(&["rm", "stream", "--force"], b"").await;
-    assert_eq!(json(&world.good(&["rm", "--all", "--force", "--json"], b"").await)["removed"], 1);
-    let none = world.bad(&["get", "stream"]).await;
+    world.expect_success(&["rm", "stream", "--force"], b"").await;
+    assert_eq!(json(&world.expect_success(&["rm", "--all", "--force", "--json"], b"").await)["removed"], 1);
+    let none = world.expect_failure(&["get", "stream"]).await;
     assert!(none.contains("there is no object \"stream\""), "{none}");
 }
 
 #[tokio::test]
 async fn the_bench_measures_and_leaves_nothing() {
-    let (world, _folder) = World::new().await;
+    let (world, _folder) = KvFixture::new().await;
     let flags = ["bench", "--sizes=4KiB,1MiB", "--threads=1,2", "--bytes=4MiB", "--json"];
-    let printed = world.good(&flags, b"").await;
+    let printed = world.expect_success(&flags, b"").await;
     let lines: Vec<Value> =
         printed.split(|byte| *byte == b'\n').filter(|it| !it.is_empty()).map(json).collect();
     assert_eq!(lines.len(), 8, "{lines:?}");
@@ -111,7 +111,7 @@ async fn the_bench_measures_and_leaves_nothing() {
         let number = |name: &str| line[name].as_f64().unwrap();
         assert!(number("gb_per_s") > 0.0 && number("p50_ms") <= number("p99_ms"), "{line}");
     }
-    assert!(world.good(&["ls", "--admin", &world.master.admin], b"").await.is_empty());
+    assert!(world.expect_success(&["ls", "--admin", &world.master.admin], b"").await.is_empty());
 }
 
 #[tokio::test]

@@ -7,25 +7,25 @@
     reason = "a measurement that reports, and fails by panicking"
 )]
 
-#[path = "../kvstore/tests/store/world.rs"]
+#[path = "../kvstore/tests/store/harness.rs"]
 mod store;
 mod world;
 
 use std::time::{Duration, Instant};
 
-use moongate_loadtest::engine::SimConfig;
+use moongate_loadtest::engine::SimEngineOptions;
 
 use store::{HANDSHAKE, NEWEST, RealMaster, RealNode};
-use world::binary::Binary;
-use world::fleet::{Engines, Fleet};
-use world::stored::{PAGE, foretold_at, metric_at, objects, prompt};
+use world::fleet::{TestEngines, TestFleetBuilder};
+use world::process::MoongateProcess;
+use world::store_prompts::{BLOCK_TOKENS, metric_at, objects, predicted_store_tokens_at, prompt};
 
 /// Pages of a prompt, of two objects each.
 const PAGES: u32 = 100;
 /// Keys on one node: a segment of 0.3.13 holds 1,048,574 objects at most, however small.
 const KEYS_PER_NODE: usize = 1_000_000;
 /// Prompts that are foretold.
-const ASKED: usize = 20;
+const PREDICTED_PROMPTS: usize = 20;
 
 /// CPU time of a process.
 fn cpu(id: u32) -> Duration {
@@ -79,11 +79,11 @@ async fn fill(master: &RealMaster, prompts: usize) -> Vec<RealNode> {
 }
 
 /// A gateway that reads the store once.
-async fn read(master: &RealMaster, engines: &Engines, index_pages: usize) -> (Binary, String) {
+async fn read(master: &RealMaster, engines: &TestEngines, index_pages: usize) -> (MoongateProcess, String) {
     let mut flags = engines.flags();
     flags.extend(["--health-interval=0s".to_owned(), format!("--mooncake-admin={}", master.admin)]);
     flags.push(format!("--index-pages={index_pages}"));
-    let (gateway, addresses) = Binary::gateway(&flags).await;
+    let (gateway, addresses) = MoongateProcess::gateway(&flags).await;
     let (admin, client) = (format!("http://{}", addresses.admin), world::client());
     let (begun, before, used, own) = (Instant::now(), rss(gateway.id()), cpu(master.id()), cpu(gateway.id()));
     let (mut largest, mut masters) = (before, rss(master.id()));
@@ -114,9 +114,11 @@ async fn a_large_store_is_read_in_bounded_memory() {
     assert!(bound < pages, "the second index is to be too small");
     let mut master = RealMaster::start(NEWEST).await;
     let _nodes = fill(&master, prompts).await;
-    let fleet = Fleet::sglang().plain(1).tune(|config| SimConfig { use_storage: true, ..config.fast() });
+    let fleet = TestFleetBuilder::sglang()
+        .plain(1)
+        .tune(|config| SimEngineOptions { use_storage: true, ..config.fast() });
     let engines = fleet.engines().await;
-    let model = engines.workers[0].config().model.clone();
+    let model = engines.workers[0].options().model.clone();
     let client = world::client();
 
     let (small, admin) = read(&master, &engines, bound).await;
@@ -126,8 +128,11 @@ async fn a_large_store_is_read_in_bounded_memory() {
     assert_eq!(metric_at(&client, &admin, "moongate_index_pages").await, pages as u64);
     // Without the master, only what was read is known.
     master.kill().await;
-    for at in 0..ASKED {
-        let asked = prompt(u32::try_from(at * prompts / ASKED).unwrap(), PAGES);
-        assert_eq!(foretold_at(&client, &admin, &model, &asked).await, u64::from(PAGES * PAGE));
+    for at in 0..PREDICTED_PROMPTS {
+        let asked = prompt(u32::try_from(at * prompts / PREDICTED_PROMPTS).unwrap(), PAGES);
+        assert_eq!(
+            predicted_store_tokens_at(&client, &admin, &model, &asked).await,
+            u64::from(PAGES * BLOCK_TOKENS)
+        );
     }
 }

@@ -5,7 +5,7 @@ mod world;
 
 use std::time::Duration;
 
-use world::binary::Binary;
+use world::process::MoongateProcess;
 
 /// Longer than the longest of these runs takes on a busy machine.
 const LIMIT: Duration = Duration::from_secs(1_200);
@@ -13,8 +13,8 @@ const LIMIT: Duration = Duration::from_secs(1_200);
 const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/loadtest/traces/conversation_1000.jsonl");
 
 /// Fails unless the order is the simulator's.
-async fn ranks_alike(flags: &[&str]) {
-    let ended = Binary::start(&[&["loadtest", "live"], flags].concat()).ended_within(LIMIT).await;
+async fn assert_simulator_ranking(flags: &[&str]) {
+    let ended = MoongateProcess::start(&[&["loadtest", "live"], flags].concat()).wait_within(LIMIT).await;
     println!("{}", ended.stdout);
     assert!(ended.status.success(), "{}\n{}", ended.stdout, ended.stderr);
 }
@@ -22,7 +22,14 @@ async fn ranks_alike(flags: &[&str]) {
 /// One policy has no rank: this tells that every request is answered.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_real_gateway_serves_the_load_on_compressed_time() {
-    ranks_alike(&["--trace", RECORDED, "--requests=30", "--time-scale=10", "--policy=predictive"]).await;
+    assert_simulator_ranking(&[
+        "--trace",
+        RECORDED,
+        "--requests=30",
+        "--time-scale=10",
+        "--policy=predictive",
+    ])
+    .await;
 }
 
 /// Needs a machine of its own for some minutes, and a release build.
@@ -30,5 +37,5 @@ async fn a_real_gateway_serves_the_load_on_compressed_time() {
 #[ignore = "takes minutes of a quiet machine"]
 async fn policies_rank_as_in_the_simulator() {
     let trace = std::env::var("MOONGATE_LOADTEST_TRACE").unwrap_or_else(|_| RECORDED.to_owned());
-    ranks_alike(&["--trace", &trace, "--requests=1000"]).await;
+    assert_simulator_ranking(&["--trace", &trace, "--requests=1000"]).await;
 }

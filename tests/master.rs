@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use bytes::BytesMut;
 use mooncake_wire::Dialect;
-use mooncake_wire::frame::{self, Frame, Parsed, ResponseHeader};
+use mooncake_wire::frame::{self, FrameParseResult, ResponseHeader, RpcFrame};
 use mooncake_wire::rpc::{NoArguments, ServiceReady, decode_reply, encode_request};
 
 fn master(flags: &[&str]) -> Command {
@@ -47,22 +47,22 @@ fn a_port_that_is_taken_is_told() {
 }
 
 /// Killed when dropped, so that a failed test leaves nothing behind.
-struct Running(Child);
+struct MasterProcess(Child);
 
-impl Drop for Running {
+impl Drop for MasterProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
     }
 }
 
-fn ask(stream: &mut TcpStream) -> Frame<ResponseHeader, bytes::Bytes> {
+fn send(stream: &mut TcpStream) -> RpcFrame<ResponseHeader, bytes::Bytes> {
     let mut bytes = BytesMut::new();
     encode_request::<ServiceReady, &str>(4, Dialect::NEWEST, &NoArguments, &mut bytes).unwrap();
     stream.write_all(&bytes).unwrap();
     bytes.clear();
     let mut piece = [0; 512];
     loop {
-        if let Parsed::Frame(response) = frame::take(&mut bytes, 1 << 20).unwrap() {
+        if let FrameParseResult::Frame(response) = frame::take(&mut bytes, 1 << 20).unwrap() {
             return response;
         }
         let read = stream.read(&mut piece).unwrap();
@@ -81,7 +81,7 @@ fn it_serves_reports_and_ends_in_order() {
         "--metrics_port=0",
         "--logtostderr",
     ];
-    let mut running = Running(master(&flags).spawn().unwrap());
+    let mut running = MasterProcess(master(&flags).spawn().unwrap());
     let mut log = BufReader::new(running.0.stderr.take().unwrap()).lines().map(Result::unwrap);
     let (mut address, mut reported) = (None, false);
     while address.is_none() || !reported {
@@ -95,7 +95,7 @@ fn it_serves_reports_and_ends_in_order() {
         }
     }
     let mut stream = TcpStream::connect(address.unwrap()).unwrap();
-    let response = ask(&mut stream);
+    let response = send(&mut stream);
     assert_eq!((response.header.sequence, response.header.error), (4, 0));
     assert_eq!(decode_reply::<ServiceReady, &str>(&response.body).unwrap().0, Ok("2.0.0"));
     let id = running.0.id().to_string();

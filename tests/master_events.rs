@@ -1,15 +1,17 @@
 //! Whether the gateway follows the events of our own master: what its nodes store is foretold, and what vanishes is not.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
-#[path = "../kvstore/tests/store/world.rs"]
+#[path = "../kvstore/tests/store/harness.rs"]
 mod store;
 mod world;
 
 use moongate_master::RunningMaster;
-use moongate_master::flags::{self, Asked};
+use moongate_master::flags::{self, MasterInvocation};
 use moongate_runtime::Supervisor;
 use store::{HANDSHAKE, NEWEST, RealNode};
-use world::stored::{SMALL, falls_to, grows_to, metric, metric_is, objects, prompt};
+use world::store_prompts::{
+    SMALL_OBJECT_BYTES, metric, objects, prompt, wait_for_drop_to, wait_for_growth_to, wait_for_metric,
+};
 
 /// A master that publishes events.
 async fn master(supervisor: &Supervisor) -> RunningMaster {
@@ -24,8 +26,8 @@ async fn master(supervisor: &Supervisor) -> RunningMaster {
         "--kv_events_backend_id=pool",
     ];
     match flags::read(arguments.map(Into::into), |_| None).unwrap() {
-        Asked::Serve(options) => moongate_master::start(*options, supervisor).await.unwrap(),
-        Asked::Show(text) => panic!("{text}"),
+        MasterInvocation::Serve(options) => moongate_master::start(*options, supervisor).await.unwrap(),
+        MasterInvocation::PrintText(text) => panic!("{text}"),
     }
 }
 
@@ -33,35 +35,35 @@ async fn master(supervisor: &Supervisor) -> RunningMaster {
 async fn what_is_stored_and_what_vanishes_is_heard_of() {
     let supervisor = Supervisor::new();
     let master = master(&supervisor).await;
-    let faces = master.faces();
+    let faces = master.service_addresses();
     let events = format!("--mooncake-events=tcp://{}", faces.events.expect("they are published"));
     let mut node = RealNode::start_of(NEWEST, &master.rpc_address().to_string(), HANDSHAKE, 64).await;
-    let world = world::stored::world(&faces.admin.to_string(), &[&events]).await;
-    metric_is(&world, "moongate_store_events_current", |current| current == 1).await;
-    metric_is(&world, "moongate_store_nodes", |nodes| nodes == 1).await;
+    let world = world::store_prompts::start_fleet_with_store(&faces.admin.to_string(), &[&events]).await;
+    wait_for_metric(&world, "moongate_store_events_current", |current| current == 1).await;
+    wait_for_metric(&world, "moongate_store_nodes", |nodes| nodes == 1).await;
 
     let (first, second) = (prompt(1, 12), prompt(2, 12));
     for prompt in [&first, &second] {
         let keys = objects(prompt).concat();
-        assert_eq!(node.fill(&keys, SMALL).await, 0);
-        grows_to(&world, prompt, 12).await;
+        assert_eq!(node.fill(&keys, SMALL_OBJECT_BYTES).await, 0);
+        wait_for_growth_to(&world, prompt, 12).await;
     }
     // From the end, so that fewer and fewer pages are there.
     let pages = objects(&first);
     for (left, page) in pages.iter().enumerate().rev().take(4) {
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
         node.remove(&page[0]).await;
-        falls_to(&world, &first, left as u32).await;
+        wait_for_drop_to(&world, &first, left as u32).await;
     }
     // All others at once, which Mooncake's own master does not tell.
     let cleared = master.server().clone();
     let now_ms = cleared.clock.now_ms();
     cleared.master.remove_all(now_ms, None, true, &mut cleared.recorder());
-    falls_to(&world, &first, 0).await;
-    falls_to(&world, &second, 0).await;
+    wait_for_drop_to(&world, &first, 0).await;
+    wait_for_drop_to(&world, &second, 0).await;
     // Each object came and went, and the gateway has heard of all of it.
     let objects = 2 * 2 * pages.len() as u64;
-    metric_is(&world, "moongate_store_events_total", |events| events == 2 * objects).await;
+    wait_for_metric(&world, "moongate_store_events_total", |events| events == 2 * objects).await;
     assert_eq!(metric(&world, "moongate_store_event_gaps").await, 0);
     assert_eq!(metric(&world, "moongate_store_events_unread").await, 0);
     node.close().await;

@@ -20,24 +20,24 @@ use mooncake_wire::rpc::{
     RemoveArguments,
 };
 use mooncake_wire::types::{
-    DEFAULT_TENANT, ObjectMeta, Replica, ReplicaMedium, ReplicaType, ReplicateConfig, Uuid,
+    DEFAULT_TENANT, ObjectMeta, ReplicaDescriptor, ReplicaMedium, ReplicaType, ReplicateConfig, Uuid,
 };
-use moongate_kvstore::rpc::Master;
+use moongate_kvstore::rpc::MasterClient;
 use moongate_runtime::Supervisor;
 use parking_lot::Mutex;
 use tempfile::TempDir;
 
 use linearizability::{CallHistory, CheckedCalls, connect, mount, start_clients};
 use ports::free_port;
-use world::binary::Binary;
-use world::until;
+use world::process::MoongateProcess;
+use world::wait_until;
 
 const CLIENT: Uuid = Uuid { first: 1, second: 1 };
 const WRITERS: u64 = 4;
 
 /// What the writers know.
 #[derive(Default)]
-struct Known {
+struct AcknowledgedKeys {
     next: AtomicU64,
     /// The key whose bytes lie at an address, and how many.
     memory: Mutex<BTreeMap<u64, (u64, String)>>,
@@ -47,12 +47,12 @@ struct Known {
     removed: Mutex<BTreeSet<String>>,
 }
 
-impl Known {
+impl AcknowledgedKeys {
     /// Whoever is given space writes to it at once.
-    fn write(&self, key: &str, replicas: &[Replica<String>]) {
+    fn write(&self, key: &str, replicas: &[ReplicaDescriptor<String>]) {
         let mut memory = self.memory.lock();
         for replica in replicas {
-            let (address, size) = place(replica);
+            let (address, size) = allocation(replica);
             let below: Vec<u64> = memory.range(..address + size).rev().take(2).map(|(at, _)| *at).collect();
             for at in below {
                 if at + memory[&at].0 > address {
@@ -64,16 +64,16 @@ impl Known {
     }
 }
 
-fn place(replica: &Replica<String>) -> (u64, u64) {
+fn allocation(replica: &ReplicaDescriptor<String>) -> (u64, u64) {
     match &replica.medium {
         ReplicaMedium::Memory(buffer) => (buffer.address, buffer.size),
         other => panic!("{other:?}"),
     }
 }
 
-fn start(port: u16, folder: &Path) -> Binary {
+fn start(port: u16, folder: &Path) -> MoongateProcess {
     let (port, folder) = (format!("--rpc_port={port}"), format!("--data_dir={}", folder.display()));
-    Binary::start(&[
+    MoongateProcess::start(&[
         "master",
         &port,
         "--rpc_address=127.0.0.1",
@@ -83,12 +83,12 @@ fn start(port: u16, folder: &Path) -> Binary {
     ])
 }
 
-fn caller(port: u16, supervisor: &Supervisor) -> Master {
+fn caller(port: u16, supervisor: &Supervisor) -> MasterClient {
     connect(&format!("127.0.0.1:{port}"), supervisor)
 }
 
 /// Puts, and sometimes removes, until the master does not answer any more.
-async fn write(master: Master, known: Arc<Known>) {
+async fn write(master: MasterClient, known: Arc<AcknowledgedKeys>) {
     let tenant = DEFAULT_TENANT.to_owned();
     loop {
         let number = known.next.fetch_add(1, Relaxed);
@@ -125,7 +125,7 @@ async fn write(master: Master, known: Arc<Known>) {
     }
 }
 
-async fn check(master: &Master, known: &Known) {
+async fn check(master: &MasterClient, known: &AcknowledgedKeys) {
     let ask = async |key: &String| {
         let arguments = KeyArguments { key: key.clone(), tenant: DEFAULT_TENANT.to_owned() };
         master.call::<GetReplicaList, String>(&arguments).await.unwrap()
@@ -136,7 +136,7 @@ async fn check(master: &Master, known: &Known) {
         let number = u64::from_str_radix(&key[..64], 16).unwrap();
         assert_eq!(list.object_checksum, Some(number));
         for replica in &list.replicas {
-            let (address, size) = place(replica);
+            let (address, size) = allocation(replica);
             assert_eq!(known.memory.lock().get(&address), Some(&(size, key.clone())));
         }
     }
@@ -149,7 +149,7 @@ async fn check(master: &Master, known: &Known) {
 async fn a_killed_master_forgets_nothing() {
     let folder = TempDir::new().unwrap();
     let port = free_port();
-    let known = Arc::new(Known::default());
+    let known = Arc::new(AcknowledgedKeys::default());
     let (mut before, mut supervisor) = (0, Supervisor::new());
     for round in 0..21_u64 {
         let master = start(port, folder.path());
@@ -159,14 +159,16 @@ async fn a_killed_master_forgets_nothing() {
         let writers = join_all((0..WRITERS).map(|_| write(caller.clone(), known.clone())));
         let kill = async {
             // Some time after the first write, which a busy machine may delay.
-            until(&format!("something is written in round {round}"), || known.stored.lock().len() > before)
-                .await;
+            wait_until(&format!("something is written in round {round}"), || {
+                known.stored.lock().len() > before
+            })
+            .await;
             tokio::time::sleep(Duration::from_millis(40 + round * 13 % 90)).await;
             master.signal("KILL").await;
         };
         tokio::join!(writers, kill);
         before = known.stored.lock().len();
-        master.ended().await;
+        master.wait().await;
         supervisor = Supervisor::new();
     }
     let master = start(port, folder.path());
@@ -174,7 +176,7 @@ async fn a_killed_master_forgets_nothing() {
     mount(&last).await;
     check(&last, &known).await;
     master.signal("TERM").await;
-    let ended = master.ended().await;
+    let ended = master.wait().await;
     assert_eq!(ended.status.code(), Some(0), "{}", ended.stderr);
     let master = start(port, folder.path());
     mount(&last).await;
@@ -207,7 +209,7 @@ async fn reads_from_a_killed_master_are_linearizable() {
                 master.signal("KILL").await;
             };
             tokio::join!(clients, kill);
-            master.ended().await;
+            master.wait().await;
             kills += 1;
         }
         seen += history.check();

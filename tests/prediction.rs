@@ -6,20 +6,21 @@ mod world;
 use std::time::Duration;
 
 use moongate_loadtest::engine::{
-    Connector, Face, Fault, FaultPlan, KvEvents, Role, SimConfig, SimEngine, SimFleet, StoreAdmin,
+    EngineFault, EngineFaultPlan, KvEventOptions, SharedL3Store, SimEngine, SimEngineOptions, SimMasterAdmin,
+    SimProtocol, SimRole, VllmConnector,
 };
 use serde_json::{Value, json};
 
-use world::PATIENCE;
-use world::fleet::{Engines, Fleet, World};
+use world::TEST_TIMEOUT;
+use world::fleet::{TestEngines, TestFleet, TestFleetBuilder};
 
 /// Tokens of a conversation: its name, and how long it has become.
 fn tokens(conversation: u32, length: u32) -> Vec<u32> {
     (0..length).map(|at| conversation * 1_000 + at % 997).collect()
 }
 
-fn with_events(config: SimConfig) -> SimConfig {
-    SimConfig { kv_events: Some(KvEvents::default()), ..config.fast() }
+fn with_events(config: SimEngineOptions) -> SimEngineOptions {
+    SimEngineOptions { kv_events: Some(KvEventOptions::default()), ..config.fast() }
 }
 
 /// The interface that a body is for.
@@ -28,13 +29,13 @@ fn path(body: &Value) -> &'static str {
 }
 
 /// The gateway's answer to a question about a body.
-async fn debug(world: &World, question: &str, body: &Value) -> Value {
+async fn debug(world: &TestFleet, question: &str, body: &Value) -> Value {
     let url = world.gateway.admin_url(&format!("/debug/{question}{}", path(body)));
     world.client.post(url).json(body).send().await.unwrap().json().await.unwrap()
 }
 
 /// What the gateway says of the one engine that computes prompts.
-async fn predict(world: &World, body: &Value) -> Value {
+async fn predict(world: &TestFleet, body: &Value) -> Value {
     let answer = debug(world, "predict", body).await;
     let engines = answer["engines"].as_array().unwrap_or_else(|| panic!("no prediction: {answer}"));
     engines.iter().find(|engine| engine["role"] != "decode").unwrap().clone()
@@ -45,28 +46,28 @@ fn cached(prediction: &Value) -> u64 {
 }
 
 /// Waits until the gateway has heard that the engine has all that it can have of this prompt.
-async fn settled(world: &World, body: &Value, expected: u64) {
+async fn wait_for_prediction(world: &TestFleet, body: &Value, expected: u64) {
     let wait = async {
         while cached(&predict(world, body).await) != expected {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
-    let waited = tokio::time::timeout(PATIENCE, wait).await;
+    let waited = tokio::time::timeout(TEST_TIMEOUT, wait).await;
     assert!(waited.is_ok(), "{expected} cached tokens are not foretold");
 }
 
 /// Tokens of a prompt that can come from a cache: full pages, and never all of it.
-fn usable(world: &World, length: u32) -> u64 {
-    let page = world.engines.all().next().unwrap().config().page_size as u64;
+fn usable(world: &TestFleet, length: u32) -> u64 {
+    let page = world.engines.all().next().unwrap().options().page_size as u64;
     (u64::from(length) - 1) / page * page
 }
 
-fn body(world: &World, ids: &[u32]) -> Value {
+fn body(world: &TestFleet, ids: &[u32]) -> Value {
     json!({"model": world.model(), "prompt": ids, "max_tokens": 3})
 }
 
 /// Sends a prompt and compares what was foretold with what was found.
-async fn ask(world: &World, body: &Value) -> u64 {
+async fn send(world: &TestFleet, body: &Value) -> u64 {
     let foretold = cached(&predict(world, body).await);
     let answer: Value = world.post(path(body), body.to_string()).await.json().await.unwrap();
     let found = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
@@ -75,20 +76,20 @@ async fn ask(world: &World, body: &Value) -> u64 {
 }
 
 /// Three conversations grow in turn. Returns how many tokens were foretold in all.
-async fn converse(world: &World) -> u64 {
+async fn converse(world: &TestFleet) -> u64 {
     let mut foretold = 0;
     for turn in 1..8_u32 {
         for conversation in 1..4_u32 {
             let length = turn * 331 * conversation;
             let body = body(world, &tokens(conversation, length));
-            foretold += ask(world, &body).await;
-            settled(world, &body, usable(world, length)).await;
+            foretold += send(world, &body).await;
+            wait_for_prediction(world, &body, usable(world, length)).await;
         }
     }
     foretold
 }
 
-async fn metric(world: &World, name: &str) -> u64 {
+async fn metric(world: &TestFleet, name: &str) -> u64 {
     let text =
         world.client.get(world.gateway.admin_url("/metrics")).send().await.unwrap().text().await.unwrap();
     let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name} in {text}"));
@@ -98,10 +99,10 @@ async fn metric(world: &World, name: &str) -> u64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn hits_are_foretold_exactly() {
     for fleet in [
-        Fleet::sglang().plain(1),
-        Fleet::sglang().pairs(1),
-        Fleet::vllm(Connector::Nixl).plain(1),
-        Fleet::vllm(Connector::Nixl).pairs(1),
+        TestFleetBuilder::sglang().plain(1),
+        TestFleetBuilder::sglang().pairs(1),
+        TestFleetBuilder::vllm(VllmConnector::Nixl).plain(1),
+        TestFleetBuilder::vllm(VllmConnector::Nixl).pairs(1),
     ] {
         let world = fleet.tune(with_events).start().await;
         assert!(converse(&world).await > 10_000, "most of each prompt is the turn before");
@@ -115,48 +116,50 @@ async fn hits_are_foretold_exactly() {
 #[tokio::test(flavor = "multi_thread")]
 async fn hits_in_a_simulated_store_are_foretold() {
     // An engine fetches no more than what its host level has beyond the device's.
-    let tune = |config: SimConfig| SimConfig {
+    let tune = |config: SimEngineOptions| SimEngineOptions {
         device_tokens: 10_000,
         host_tokens: 100_000,
         use_storage: true,
         ..with_events(config)
     };
-    let store = SimFleet::new(1_000_000);
-    let admin = StoreAdmin::start(&store, "sim").await.unwrap();
-    let start = || SimEngine::start_in(tune(SimConfig::new(Role::Plain, Face::Sglang)), &store);
+    let store = SharedL3Store::new(1_000_000);
+    let admin = SimMasterAdmin::start(&store, "sim").await.unwrap();
+    let start = || {
+        SimEngine::start_with_store(tune(SimEngineOptions::new(SimRole::Plain, SimProtocol::Sglang)), &store)
+    };
     let (first, second) = (start().await.unwrap(), start().await.unwrap());
     let prompt = tokens(1, 2_000);
     let body = json!({"model": "sim", "prompt": prompt, "max_tokens": 3});
     let direct = world::client().post(format!("{}/v1/completions", first.url())).json(&body);
     assert_eq!(direct.send().await.unwrap().status(), 200);
     let flags = vec![format!("--worker={}", second.url()), format!("--mooncake-admin={}", admin.addr())];
-    let gateway = world::gateway::Gateway::start_ready(&flags).await;
-    let engines = Engines { prefills: vec![], decodes: vec![], workers: vec![second] };
-    let world = World { engines, gateway, client: world::client() };
-    settled(&world, &body, usable(&world, 2_000)).await;
+    let gateway = world::gateway::TestGateway::start_ready(&flags).await;
+    let engines = TestEngines { prefills: vec![], decodes: vec![], workers: vec![second] };
+    let world = TestFleet { engines, gateway, client: world::client() };
+    wait_for_prediction(&world, &body, usable(&world, 2_000)).await;
     assert_eq!(predict(&world, &body).await["l3_tokens"], usable(&world, 2_000));
-    assert!(ask(&world, &body).await > 1_900);
+    assert!(send(&world, &body).await > 1_900);
     assert_eq!(world.engines.workers[0].stats().cached_storage_tokens, usable(&world, 2_000));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_salted_prompt_shares_nothing_with_others() {
-    for fleet in [Fleet::sglang().plain(1), Fleet::vllm(Connector::Nixl).plain(1)] {
+    for fleet in [TestFleetBuilder::sglang().plain(1), TestFleetBuilder::vllm(VllmConnector::Nixl).plain(1)] {
         let world = fleet.tune(with_events).start().await;
         let plain = body(&world, &tokens(1, 2_000));
-        assert_eq!(ask(&world, &plain).await, 0);
+        assert_eq!(send(&world, &plain).await, 0);
         let mut salted = plain.clone();
         salted["cache_salt"] = json!("tenant-a");
-        assert_eq!(ask(&world, &salted).await, 0);
-        settled(&world, &salted, usable(&world, 2_000)).await;
-        assert!(ask(&world, &salted).await > 1_900);
+        assert_eq!(send(&world, &salted).await, 0);
+        wait_for_prediction(&world, &salted, usable(&world, 2_000)).await;
+        assert!(send(&world, &salted).await > 1_900);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_messages_are_asked_for_again() {
-    let world = Fleet::sglang().plain(1).tune(with_events).start().await;
-    world.engines.workers[0].lose_kv_events(3);
+    let world = TestFleetBuilder::sglang().plain(1).tune(with_events).start().await;
+    world.engines.workers[0].drop_kv_events(3);
     for turn in 1..12 {
         let prompt = body(&world, &tokens(1, turn * 331)).to_string();
         assert_eq!(world.post("/v1/completions", prompt).await.status(), 200);
@@ -171,60 +174,60 @@ async fn lost_messages_are_asked_for_again() {
             world.post("/v1/completions", body(&world, &tokens(other, 100)).to_string()).await;
         }
     };
-    assert!(tokio::time::timeout(PATIENCE, healed).await.is_ok(), "lost messages stay lost");
-    world.engines.workers[0].lose_kv_events(0);
-    ask(&world, &last).await;
+    assert!(tokio::time::timeout(TEST_TIMEOUT, healed).await.is_ok(), "lost messages stay lost");
+    world.engines.workers[0].drop_kv_events(0);
+    send(&world, &last).await;
     assert!(metric(&world, "moongate_kv_events_replays_total").await > 1);
     assert_eq!(metric(&world, "moongate_kv_events_messages_lost_total").await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restarted_engine_has_nothing_and_is_known_to() {
-    for fleet in [Fleet::sglang().plain(1), Fleet::vllm(Connector::Nixl).plain(1)] {
+    for fleet in [TestFleetBuilder::sglang().plain(1), TestFleetBuilder::vllm(VllmConnector::Nixl).plain(1)] {
         let world = fleet.tune(with_events).start().await;
         converse(&world).await;
         world.engines.workers[0].restart_caches();
         let body = body(&world, &tokens(3, 2_000));
-        settled(&world, &body, 0).await;
-        assert_eq!(ask(&world, &body).await, 0);
+        wait_for_prediction(&world, &body, 0).await;
+        assert_eq!(send(&world, &body).await, 0);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_that_starts_later_knows_the_same() {
-    let first = Fleet::sglang().plain(1).tune(with_events).start().await;
+    let first = TestFleetBuilder::sglang().plain(1).tune(with_events).start().await;
     converse(&first).await;
     let flags = first.engines.flags();
-    let gateway = world::gateway::Gateway::start_ready(&flags).await;
-    let World { engines, .. } = first;
-    let second = World { engines, gateway, client: world::client() };
+    let gateway = world::gateway::TestGateway::start_ready(&flags).await;
+    let TestFleet { engines, .. } = first;
+    let second = TestFleet { engines, gateway, client: world::client() };
     for conversation in 1..4 {
         let length = 7 * 331 * conversation;
         let body = body(&second, &tokens(conversation, length));
-        settled(&second, &body, usable(&second, length)).await;
+        wait_for_prediction(&second, &body, usable(&second, length)).await;
     }
 }
 
 /// Questions for tokens that have reached any engine.
-fn tokens_asked(world: &World) -> u64 {
+fn tokenize_calls(world: &TestFleet) -> u64 {
     world.engines.all().map(|engine| engine.stats().tokens_asked).sum()
 }
 
-fn text(world: &World, text: &str) -> Value {
+fn text(world: &TestFleet, text: &str) -> Value {
     json!({"model": world.model(), "prompt": format!("{text} {}", "a long way ".repeat(40)), "max_tokens": 3})
 }
 
-fn scale_out(config: SimConfig) -> SimConfig {
-    SimConfig { scale_out: true, ..with_events(config) }
+fn scale_out(config: SimEngineOptions) -> SimEngineOptions {
+    SimEngineOptions { scale_out: true, ..with_events(config) }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn hits_of_texts_are_foretold_with_the_engines_own_tokens() {
     for fleet in [
-        Fleet::sglang().plain(1).tune(with_events),
-        Fleet::sglang().pairs(1).tune(with_events),
-        Fleet::vllm(Connector::Nixl).plain(1).tune(with_events),
-        Fleet::vllm(Connector::Nixl).pairs(1).tune(scale_out),
+        TestFleetBuilder::sglang().plain(1).tune(with_events),
+        TestFleetBuilder::sglang().pairs(1).tune(with_events),
+        TestFleetBuilder::vllm(VllmConnector::Nixl).plain(1).tune(with_events),
+        TestFleetBuilder::vllm(VllmConnector::Nixl).pairs(1).tune(scale_out),
     ] {
         let world = fleet.flag("--tokenize-timeout=20s").start().await;
         let mut messages = Vec::new();
@@ -235,9 +238,9 @@ async fn hits_of_texts_are_foretold_with_the_engines_own_tokens() {
             let chat = json!({"model": world.model(), "messages": messages, "max_tokens": 3});
             let text = text(&world, &said);
             for body in [chat, text] {
-                foretold += ask(&world, &body).await;
+                foretold += send(&world, &body).await;
                 let length = debug(&world, "predict", &body).await["input_tokens"].as_u64().unwrap();
-                settled(&world, &body, usable(&world, u32::try_from(length).unwrap())).await;
+                wait_for_prediction(&world, &body, usable(&world, u32::try_from(length).unwrap())).await;
             }
         }
         assert!(foretold > 1_000, "{foretold}");
@@ -250,44 +253,48 @@ async fn hits_of_texts_are_foretold_with_the_engines_own_tokens() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_engine_is_asked_once_for_a_prompt_and_not_in_a_way_that_it_lacks() {
-    let world = Fleet::vllm(Connector::Nixl).plain(1).tune(with_events).flag("--tokenize-timeout=20s");
+async fn engine_tokenizes_a_prompt_once_by_a_supported_endpoint() {
+    let world =
+        TestFleetBuilder::vllm(VllmConnector::Nixl).plain(1).tune(with_events).flag("--tokenize-timeout=20s");
     let world = world.start().await;
     for (prompt, asked) in [("one", 2), ("one", 2), ("two", 3), ("three", 4)] {
         let body = text(&world, prompt).to_string();
         assert_eq!(world.post("/v1/completions", body).await.status(), 200);
-        assert_eq!(tokens_asked(&world), asked, "{prompt}: what is not offered is asked for once");
+        assert_eq!(tokenize_calls(&world), asked, "{prompt}: what is not offered is asked for once");
     }
     assert_eq!(metric(&world, "moongate_tokenized_prompts_total{by=\"engine\"}").await, 3);
     assert_eq!(metric(&world, "moongate_tokenized_prompts_total{by=\"memory\"}").await, 1);
-    world.engines.workers[0].set_fault(FaultPlan { tokenize: true, ..Fault::NotFound.into() });
+    world.engines.workers[0].set_fault(EngineFaultPlan { tokenize: true, ..EngineFault::NotFound.into() });
     for prompt in ["four", "five", "six"] {
         let body = text(&world, prompt).to_string();
         assert_eq!(world.post("/v1/completions", body).await.status(), 200);
     }
-    assert_eq!(tokens_asked(&world), 5, "a 404 is remembered");
+    assert_eq!(tokenize_calls(&world), 5, "a 404 is remembered");
     assert_eq!(metric(&world, "moongate_prediction_none_total{reason=\"tokenize_not_offered\"}").await, 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_engine_that_tells_no_tokens_holds_up_few_requests_and_fails_none() {
-    let world = Fleet::sglang().pairs(1).tune(with_events).flag("--tokenize-timeout=50ms").start().await;
+async fn failing_tokenize_delays_few_requests_and_fails_none() {
+    let world =
+        TestFleetBuilder::sglang().pairs(1).tune(with_events).flag("--tokenize-timeout=50ms").start().await;
     world.engines.all().for_each(|engine| {
-        engine.set_fault(FaultPlan { tokenize: true, ..Fault::Hang.into() });
+        engine.set_fault(EngineFaultPlan { tokenize: true, ..EngineFault::Hang.into() });
     });
     for number in 0..9 {
         let body = text(&world, &format!("prompt {number}")).to_string();
         assert_eq!(world.post("/v1/completions", body).await.status(), 200);
     }
-    assert_eq!(tokens_asked(&world), 6, "each of the two engines three times");
+    assert_eq!(tokenize_calls(&world), 6, "each of the two engines three times");
     assert_eq!(metric(&world, "moongate_prediction_none_total{reason=\"tokenize_timeout\"}").await, 6);
     assert_eq!(metric(&world, "moongate_prediction_none_total{reason=\"tokenize_not_offered\"}").await, 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn another_engine_tells_the_tokens_when_one_fails() {
-    let world = Fleet::sglang().pairs(1).tune(with_events).flag("--tokenize-timeout=20s").start().await;
-    world.engines.prefills[0].set_fault(FaultPlan { tokenize: true, ..Fault::CloseBeforeFirstByte.into() });
+    let world =
+        TestFleetBuilder::sglang().pairs(1).tune(with_events).flag("--tokenize-timeout=20s").start().await;
+    world.engines.prefills[0]
+        .set_fault(EngineFaultPlan { tokenize: true, ..EngineFault::CloseBeforeFirstByte.into() });
     for number in 0..9 {
         let body = text(&world, &format!("prompt {number}")).to_string();
         assert_eq!(world.post("/v1/completions", body).await.status(), 200);
@@ -298,11 +305,12 @@ async fn another_engine_tells_the_tokens_when_one_fails() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn engines_are_not_asked_in_vain() {
-    let silent = Fleet::sglang().plain(1).start().await;
-    let off = Fleet::sglang().plain(1).tune(with_events).flag("--tokenize-timeout=0s").start().await;
+    let silent = TestFleetBuilder::sglang().plain(1).start().await;
+    let off =
+        TestFleetBuilder::sglang().plain(1).tune(with_events).flag("--tokenize-timeout=0s").start().await;
     for (world, reason) in [(&silent, "engines"), (&off, "no_tokenizer")] {
         assert_eq!(world.post("/v1/completions", text(world, "one").to_string()).await.status(), 200);
-        assert_eq!(tokens_asked(world), 0, "{reason}");
+        assert_eq!(tokenize_calls(world), 0, "{reason}");
         let counted = format!("moongate_prediction_none_total{{reason=\"{reason}\"}}");
         assert_eq!(metric(world, &counted).await, 1);
     }
@@ -311,8 +319,9 @@ async fn engines_are_not_asked_in_vain() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_engines_own_files_are_used_where_they_are_here() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/gateway/prompt/tests/data/small");
-    for fleet in [Fleet::sglang(), Fleet::vllm(Connector::Nixl)] {
-        let tune = move |config| SimConfig { model_path: Some(folder.to_owned()), ..with_events(config) };
+    for fleet in [TestFleetBuilder::sglang(), TestFleetBuilder::vllm(VllmConnector::Nixl)] {
+        let tune =
+            move |config| SimEngineOptions { model_path: Some(folder.to_owned()), ..with_events(config) };
         let world = fleet.plain(1).tune(tune).flag("--tokenize-timeout=0s").start().await;
         let body = text(&world, "one");
         let loaded = async {
@@ -320,9 +329,9 @@ async fn the_engines_own_files_are_used_where_they_are_here() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        assert!(tokio::time::timeout(PATIENCE, loaded).await.is_ok(), "the folder is not used");
+        assert!(tokio::time::timeout(TEST_TIMEOUT, loaded).await.is_ok(), "the folder is not used");
         assert_eq!(world.post("/v1/completions", body.to_string()).await.status(), 200);
         assert_eq!(metric(&world, "moongate_tokenized_prompts_total{by=\"gateway\"}").await, 1);
-        assert_eq!(tokens_asked(&world), 0);
+        assert_eq!(tokenize_calls(&world), 0);
     }
 }

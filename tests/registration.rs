@@ -12,17 +12,17 @@ use moongate_loadtest::engine::SimEngine;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use world::fleet::Fleet;
-use world::gateway::Gateway;
-use world::{PATIENCE, client, openai_error};
+use world::fleet::TestFleetBuilder;
+use world::gateway::TestGateway;
+use world::{TEST_TIMEOUT, client, openai_error};
 
-async fn gateway(flags: &[&str]) -> Gateway {
+async fn gateway(flags: &[&str]) -> TestGateway {
     let flags: Vec<String> = ["--registration"].iter().chain(flags).map(|flag| (*flag).to_owned()).collect();
-    Gateway::start(&flags).await
+    TestGateway::start(&flags).await
 }
 
 /// Asks the admin listener; `id` is one path segment, whatever is in it.
-async fn ask(gateway: &Gateway, method: Method, id: &str, body: Option<Value>) -> (u16, Value) {
+async fn send(gateway: &TestGateway, method: Method, id: &str, body: Option<Value>) -> (u16, Value) {
     let id = id.replace('/', "%2F");
     let url = gateway.admin_url(if id.is_empty() { "/workers" } else { "/workers/" }) + &id;
     let mut request = client().request(method, url);
@@ -34,20 +34,20 @@ async fn ask(gateway: &Gateway, method: Method, id: &str, body: Option<Value>) -
 }
 
 /// Polls an engine's description until it meets a condition.
-async fn until(gateway: &Gateway, id: &str, what: &str, condition: impl Fn(u16, &Value) -> bool) {
-    let waited = tokio::time::timeout(PATIENCE, async {
+async fn wait_until(gateway: &TestGateway, id: &str, what: &str, condition: impl Fn(u16, &Value) -> bool) {
+    let waited = tokio::time::timeout(TEST_TIMEOUT, async {
         loop {
-            let (status, worker) = ask(gateway, Method::GET, id, None).await;
+            let (status, worker) = send(gateway, Method::GET, id, None).await;
             if condition(status, &worker) {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     });
-    assert!(waited.await.is_ok(), "not within {PATIENCE:?}: {what}");
+    assert!(waited.await.is_ok(), "not within {TEST_TIMEOUT:?}: {what}");
 }
 
-async fn complete(gateway: &Gateway, tokens: u32) -> reqwest::Response {
+async fn complete(gateway: &TestGateway, tokens: u32) -> reqwest::Response {
     let body = json!({"model": "sim", "prompt": "go on", "max_tokens": tokens});
     client().post(gateway.url("/v1/completions")).json(&body).send().await.unwrap()
 }
@@ -58,16 +58,16 @@ fn registration(engine: &SimEngine) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_registered_engine_serves_until_it_is_held_or_removed() {
-    let engines = Fleet::sglang().plain(1).engines().await;
+    let engines = TestFleetBuilder::sglang().plain(1).engines().await;
     let engine = &engines.workers[0];
     let gateway = gateway(&[]).await;
     assert_eq!(complete(&gateway, 2).await.status(), 503, "nobody serves yet");
 
-    let (status, answer) = ask(&gateway, Method::POST, "", Some(registration(engine))).await;
+    let (status, answer) = send(&gateway, Method::POST, "", Some(registration(engine))).await;
     assert_eq!((status, &answer["id"]), (200, &json!("ns/pod-0@uid")), "{answer}");
-    until(&gateway, "ns/pod-0@uid", "usable", |_, worker| worker["usable"] == true).await;
+    wait_until(&gateway, "ns/pod-0@uid", "usable", |_, worker| worker["usable"] == true).await;
     assert_eq!(complete(&gateway, 2).await.status(), 200);
-    let (_, list) = ask(&gateway, Method::GET, "", None).await;
+    let (_, list) = send(&gateway, Method::GET, "", None).await;
     let worker = &list["workers"][0];
     let members =
         ["url", "worker_type", "source", "model_id", "is_healthy", "load"].map(|name| worker[name].clone());
@@ -77,31 +77,31 @@ async fn a_registered_engine_serves_until_it_is_held_or_removed() {
 
     let mut held = registration(engine);
     held["held"] = json!("draining");
-    ask(&gateway, Method::POST, "", Some(held)).await;
-    until(&gateway, "ns/pod-0@uid", "held", |_, worker| worker["usable"] == false).await;
-    let (_, worker) = ask(&gateway, Method::GET, "ns/pod-0@uid", None).await;
+    send(&gateway, Method::POST, "", Some(held)).await;
+    wait_until(&gateway, "ns/pod-0@uid", "held", |_, worker| worker["usable"] == false).await;
+    let (_, worker) = send(&gateway, Method::GET, "ns/pod-0@uid", None).await;
     assert_eq!(worker["reason"], "draining");
     let refused = complete(&gateway, 2).await;
     assert_ne!(refused.status(), 200, "no new request goes there");
 
-    ask(&gateway, Method::POST, "", Some(registration(engine))).await;
-    until(&gateway, "ns/pod-0@uid", "usable again", |_, worker| worker["usable"] == true).await;
-    let (status, _) = ask(&gateway, Method::DELETE, "ns/pod-0@uid", None).await;
+    send(&gateway, Method::POST, "", Some(registration(engine))).await;
+    wait_until(&gateway, "ns/pod-0@uid", "usable again", |_, worker| worker["usable"] == true).await;
+    let (status, _) = send(&gateway, Method::DELETE, "ns/pod-0@uid", None).await;
     assert_eq!(status, 200);
-    until(&gateway, "ns/pod-0@uid", "gone", |status, _| status == 404).await;
-    let (status, _) = ask(&gateway, Method::DELETE, "ns/pod-0@uid", None).await;
+    wait_until(&gateway, "ns/pod-0@uid", "gone", |status, _| status == 404).await;
+    let (status, _) = send(&gateway, Method::DELETE, "ns/pod-0@uid", None).await;
     assert_eq!(status, 404);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_that_does_not_renew_its_lease_goes_away() {
-    let engines = Fleet::sglang().plain(1).engines().await;
+    let engines = TestFleetBuilder::sglang().plain(1).engines().await;
     let gateway = gateway(&[]).await;
     let mut short = registration(&engines.workers[0]);
     short["lease_seconds"] = json!(1);
-    ask(&gateway, Method::POST, "", Some(short)).await;
-    until(&gateway, "ns/pod-0@uid", "listed", |status, _| status == 200).await;
-    until(&gateway, "ns/pod-0@uid", "forgotten", |status, _| status == 404).await;
+    send(&gateway, Method::POST, "", Some(short)).await;
+    wait_until(&gateway, "ns/pod-0@uid", "listed", |status, _| status == 200).await;
+    wait_until(&gateway, "ns/pod-0@uid", "forgotten", |status, _| status == 404).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -113,21 +113,21 @@ async fn wrong_registrations_are_refused_with_the_reason() {
         (json!({"url": "http://a:1", "role": "decode", "lease_seconds": 0}), "lease_seconds"),
         (json!({"url": "http://a:1", "role": "decode", "id": "a".repeat(70_000)}), "KiB"),
     ] {
-        let (status, answer) = ask(&gateway, Method::POST, "", Some(body)).await;
+        let (status, answer) = send(&gateway, Method::POST, "", Some(body)).await;
         let error = openai_error(answer.to_string().as_bytes());
         assert!((400..500).contains(&status) && error["message"].as_str().unwrap().contains(part), "{error}");
     }
-    let (_, list) = ask(&gateway, Method::GET, "", None).await;
+    let (_, list) = send(&gateway, Method::GET, "", None).await;
     assert_eq!(list["total"], 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_is_closed_by_default_and_a_token_is_asked_for_if_there_is_one() {
-    let engines = Fleet::sglang().plain(1).engines().await;
-    let closed = Gateway::start(&engines.flags()).await;
-    let (status, _) = ask(&closed, Method::POST, "", Some(registration(&engines.workers[0]))).await;
+async fn registration_is_off_by_default_and_requires_its_token() {
+    let engines = TestFleetBuilder::sglang().plain(1).engines().await;
+    let closed = TestGateway::start(&engines.flags()).await;
+    let (status, _) = send(&closed, Method::POST, "", Some(registration(&engines.workers[0]))).await;
     assert_eq!(status, 404);
-    let (status, list) = ask(&closed, Method::GET, "", None).await;
+    let (status, list) = send(&closed, Method::GET, "", None).await;
     assert_eq!((status, &list["total"]), (200, &json!(1)), "engines of flags are listed");
 
     let gateway = gateway(&["--registration-token=right"]).await;
@@ -146,9 +146,9 @@ async fn it_is_closed_by_default_and_a_token_is_asked_for_if_there_is_one() {
 }
 
 /// A child that does not outlive a test that fails.
-struct KilledOnDrop(Child);
+struct ChildKillGuard(Child);
 
-impl Drop for KilledOnDrop {
+impl Drop for ChildKillGuard {
     fn drop(&mut self) {
         // Already gone is fine.
         let _ = self.0.kill();
@@ -158,7 +158,7 @@ impl Drop for KilledOnDrop {
 
 /// A program that serves over HTTP, whatever has become of its standard error.
 async fn scrape(address: &str, path: &str) -> String {
-    let asked = tokio::time::timeout(PATIENCE, async {
+    let asked = tokio::time::timeout(TEST_TIMEOUT, async {
         loop {
             if let Ok(response) = client().get(format!("http://{address}{path}")).send().await
                 && let Ok(text) = response.text().await
@@ -171,7 +171,7 @@ async fn scrape(address: &str, path: &str) -> String {
     asked.await.unwrap_or_else(|_| panic!("{address}{path} is not answered"))
 }
 
-fn lost_lines(metrics: &str) -> u64 {
+fn dropped_log_lines(metrics: &str) -> u64 {
     let value = metrics.lines().find_map(|line| line.strip_prefix("moongate_log_lines_lost_total "));
     value.unwrap().parse().unwrap()
 }
@@ -220,12 +220,12 @@ async fn programs_serve_whatever_standard_error_is() {
                 }
                 _ => Stdio::null(),
             });
-            children.push(KilledOnDrop(command.spawn().unwrap()));
+            children.push(ChildKillGuard(command.spawn().unwrap()));
         }
         for ((program, address), child) in programs.iter().zip(&admin).zip(&mut children) {
             let metrics = scrape(address, "/metrics").await;
             // Closed, it is replaced by /dev/null at the start, so that no socket becomes standard error.
-            assert_eq!(lost_lines(&metrics) > 0, stderr != "closed", "{stderr}: {program}");
+            assert_eq!(dropped_log_lines(&metrics) > 0, stderr != "closed", "{stderr}: {program}");
             assert_eq!(child.0.try_wait().unwrap(), None, "{stderr}: {program}");
         }
         for mut child in children {
@@ -239,8 +239,8 @@ async fn programs_serve_whatever_standard_error_is() {
 /// The reader of the log exits. Everything that logs continues, such as the task that probes a new engine.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_is_probed_after_the_reader_of_the_log_is_gone() {
-    let engines = Fleet::sglang().plain(1).engines().await;
-    let mut gateway = KilledOnDrop(
+    let engines = TestFleetBuilder::sglang().plain(1).engines().await;
+    let mut gateway = ChildKillGuard(
         Command::new(env!("CARGO_BIN_EXE_moongate"))
             .args(["gateway", "--registration", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"])
             .env_clear()
@@ -256,13 +256,13 @@ async fn an_engine_is_probed_after_the_reader_of_the_log_is_gone() {
     let workers = format!("http://{admin}/workers");
     let answer = client().post(&workers).json(&registration(&engines.workers[0])).send().await.unwrap();
     assert_eq!(answer.status(), 200);
-    let usable = tokio::time::timeout(PATIENCE, async {
+    let usable = tokio::time::timeout(TEST_TIMEOUT, async {
         while !scrape(admin, "/workers").await.contains("\"usable\":true") {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     });
     assert!(usable.await.is_ok(), "{}", scrape(admin, "/workers").await);
     let metrics = scrape(admin, "/metrics").await;
-    assert!(lost_lines(&metrics) > 0, "the engine's discovery is logged");
+    assert!(dropped_log_lines(&metrics) > 0, "the engine's discovery is logged");
     assert!(metrics.contains("\nmoongate_task_panics_total 0\n"), "{metrics}");
 }

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use tokio::process::Command;
 
-use world::binary::Binary;
-use world::fleet::Fleet;
-use world::{PATIENCE, client};
+use world::fleet::TestFleetBuilder;
+use world::process::MoongateProcess;
+use world::{TEST_TIMEOUT, client};
 
 /// Installing the SDKs for the first time takes a while on a slow line.
 const SETUP_LIMIT: Duration = Duration::from_secs(300);
@@ -56,14 +56,14 @@ async fn installed() -> PathBuf {
 }
 
 /// `moongate up` with one face, as base URL and metrics URL.
-async fn up(face: &str) -> (Binary, String, String) {
+async fn up(face: &str) -> (MoongateProcess, String, String) {
     let mut binary =
-        Binary::start(&["up", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--face", face]);
+        MoongateProcess::start(&["up", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--face", face]);
     let url = |line: &str| {
         format!("http://{}", line.split_once("http://").unwrap().1.split_whitespace().next().unwrap())
     };
-    let base = format!("{}/v1", url(&binary.line_with("Moongate is up").await));
-    let metrics = url(&binary.line_with("Metrics:").await);
+    let base = format!("{}/v1", url(&binary.wait_for_line("Moongate is up").await));
+    let metrics = url(&binary.wait_for_line("Metrics:").await);
     (binary, base, metrics)
 }
 
@@ -71,9 +71,9 @@ async fn up(face: &str) -> (Binary, String, String) {
 async fn python() {
     let sdk = installed().await;
     for face in ["sglang", "vllm"] {
-        let (_binary, base, metrics) = up(face).await;
+        let (_binary, base_url, metrics) = up(face).await;
         let check = folder().join("check.py");
-        let args = [check.to_str().unwrap(), &base, &metrics, "moongate-sim"];
+        let args = [check.to_str().unwrap(), &base_url, &metrics, "moongate-sim"];
         let said = succeeds(CHECK_LIMIT, &sdk.join("venv/bin/python"), &args).await;
         assert_eq!(said.matches("ok ").count(), 8, "{said}");
     }
@@ -87,17 +87,17 @@ async fn python_with_keys() {
     let file = place.path().join("access.toml");
     let text = format!("[[key]]\nkey = \"{KEY}\"\ntenant = \"sdk\"\n[quota]\nrequests_per_second = 0.1\n");
     std::fs::write(&file, text).unwrap();
-    let engines = Fleet::sglang().plain(1).engines().await;
+    let engines = TestFleetBuilder::sglang().plain(1).engines().await;
     let mut flags = engines.flags();
     flags.push(format!("--access-file={}", file.display()));
-    let (binary, at) = Binary::gateway(&flags).await;
+    let (binary, at) = MoongateProcess::gateway(&flags).await;
     let ready = format!("http://{}/ready", at.public);
-    let waited = tokio::time::timeout(PATIENCE, async {
+    let waited = tokio::time::timeout(TEST_TIMEOUT, async {
         while client().get(&ready).send().await.unwrap().status() != 200 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     });
-    assert!(waited.await.is_ok(), "{}", binary.shown());
+    assert!(waited.await.is_ok(), "{}", binary.output_text());
     let check = folder().join("keys.py");
     let args = [check.to_str().unwrap(), &format!("http://{}/v1", at.public), "sim", KEY];
     let said = succeeds(CHECK_LIMIT, &sdk.join("venv/bin/python"), &args).await;
@@ -108,9 +108,9 @@ async fn python_with_keys() {
 async fn node() {
     let sdk = installed().await;
     for face in ["sglang", "vllm"] {
-        let (_binary, base, metrics) = up(face).await;
+        let (_binary, base_url, metrics) = up(face).await;
         let check = folder().join("check.mjs");
-        let args = [check.to_str().unwrap(), sdk.to_str().unwrap(), &base, &metrics, "moongate-sim"];
+        let args = [check.to_str().unwrap(), sdk.to_str().unwrap(), &base_url, &metrics, "moongate-sim"];
         let said = succeeds(CHECK_LIMIT, Path::new("node"), &args).await;
         assert_eq!(said.matches("ok ").count(), 8, "{said}");
     }

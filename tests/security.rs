@@ -12,37 +12,37 @@ use moongate_loadtest::engine::{RecordedRequest, SimEngine};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use world::binary::{Addresses, Binary};
-use world::fleet::{Engines, Fleet, World};
+use world::fleet::{TestEngines, TestFleet, TestFleetBuilder};
+use world::process::{GatewayAddresses, MoongateProcess};
 use world::raw_http::exchange;
-use world::secured::{certificates, get_secured};
-use world::{PATIENCE, client, openai_error};
+use world::tls::{generate_certificates, get_over_tls};
+use world::{TEST_TIMEOUT, client, openai_error};
 
 const KEY: &str = "sk-of-team-a-0123456789";
 const ADMIN_KEY: &str = "sk-of-the-administrator-01";
 const BODY: &str = r#"{"model":"sim","prompt":"go on","max_tokens":2}"#;
 
 /// A gateway of the binary in front of one engine, and a folder for its files.
-struct Guarded {
-    binary: Binary,
-    at: Addresses,
-    engines: Engines,
+struct SecuredGateway {
+    binary: MoongateProcess,
+    at: GatewayAddresses,
+    engines: TestEngines,
     folder: TempDir,
 }
 
-impl Guarded {
+impl SecuredGateway {
     /// `files` are written first; in `flags`, `{}` is their folder.
     async fn start(files: &[(&str, &str)], flags: &[&str]) -> Self {
         let folder = TempDir::new().unwrap();
         for (name, text) in files {
             std::fs::write(folder.path().join(name), text).unwrap();
         }
-        let engines = Fleet::sglang().plain(1).engines().await;
+        let engines = TestFleetBuilder::sglang().plain(1).engines().await;
         let place = folder.path().to_str().unwrap();
         let given = flags.iter().map(|flag| flag.replace("{}", place));
         let flags: Vec<String> =
             engines.flags().into_iter().chain(["--health-interval=0s".to_owned()]).chain(given).collect();
-        let (binary, at) = Binary::gateway(&flags).await;
+        let (binary, at) = MoongateProcess::gateway(&flags).await;
         Self { binary, at, engines, folder }
     }
 
@@ -57,18 +57,20 @@ impl Guarded {
     /// Waits until the engine can be used.
     async fn ready(self) -> Self {
         let url = format!("http://{}/ready", self.at.public);
-        self.until("the engine is usable", async || client().get(&url).send().await.unwrap().status() == 200)
-            .await;
+        self.wait_until("the engine is usable", async || {
+            client().get(&url).send().await.unwrap().status() == 200
+        })
+        .await;
         self
     }
 
-    async fn until(&self, what: &str, condition: impl AsyncFn() -> bool) {
-        let waited = tokio::time::timeout(PATIENCE, async {
+    async fn wait_until(&self, what: &str, condition: impl AsyncFn() -> bool) {
+        let waited = tokio::time::timeout(TEST_TIMEOUT, async {
             while !condition().await {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         });
-        assert!(waited.await.is_ok(), "not within {PATIENCE:?}: {what}\n{}", self.binary.shown());
+        assert!(waited.await.is_ok(), "not within {TEST_TIMEOUT:?}: {what}\n{}", self.binary.output_text());
     }
 
     async fn complete(&self, key: Option<&str>) -> reqwest::Response {
@@ -119,10 +121,11 @@ fn keys(quota: &str) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn only_known_keys_get_in_and_no_engine_sees_them() {
     let files = [("access.toml", &*keys(""))];
-    let world = Guarded::start(&files, &["--access-file={}/access.toml", "--engine-api-key=sk-engine"])
-        .await
-        .ready()
-        .await;
+    let world =
+        SecuredGateway::start(&files, &["--access-file={}/access.toml", "--engine-api-key=sk-engine"])
+            .await
+            .ready()
+            .await;
     assert_eq!(world.outcome(None).await, (401, "invalid_api_key".to_owned()));
     assert_eq!(world.outcome(Some("sk-of-team-b-0123456789")).await, (401, "invalid_api_key".to_owned()));
     assert_eq!(world.outcome(Some(ADMIN_KEY)).await, (403, "insufficient_permissions".to_owned()));
@@ -139,22 +142,22 @@ async fn only_known_keys_get_in_and_no_engine_sees_them() {
         assert_eq!(client().get(&url).send().await.unwrap().status(), 200, "{path}");
     }
     assert_eq!(world.outcome(Some(KEY)).await.0, 200);
-    let seen = World::last(world.engine());
+    let seen = TestFleet::last_request(world.engine());
     assert_eq!(shown(&seen), ["Bearer sk-engine"], "the engine gets its own key and not the client's");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_are_renewed_without_a_restart_and_a_broken_file_changes_nothing() {
+async fn keys_reload_without_restart_and_bad_file_is_ignored() {
     let files = [("access.toml", &*keys(""))];
-    let world = Guarded::start(&files, &["--access-file={}/access.toml"]).await.ready().await;
+    let world = SecuredGateway::start(&files, &["--access-file={}/access.toml"]).await.ready().await;
     world.write("access.toml", "[[key]]\nkey = ");
     let mut binary = world.binary;
-    binary.line_with("what was read before stays in force").await;
-    let world = Guarded { binary, ..world };
+    binary.wait_for_line("what was read before stays in force").await;
+    let world = SecuredGateway { binary, ..world };
     assert_eq!(world.outcome(Some(KEY)).await.0, 200);
     world.write("access.toml", "[[key]]\nkey = \"sk-of-team-b-0123456789\"\ntenant = \"b\"\n");
     let next = Some("sk-of-team-b-0123456789");
-    world.until("the new key is known", async || world.outcome(next).await.0 == 200).await;
+    world.wait_until("the new key is known", async || world.outcome(next).await.0 == 200).await;
     assert_eq!(world.outcome(Some(KEY)).await.0, 401, "the old key is gone");
 }
 
@@ -184,11 +187,11 @@ async fn signed_tokens_get_in_unless_anything_about_them_is_wrong() {
         "--jwt-audience=moongate",
         "--jwt-tenant-claim=org",
     ];
-    let world = Guarded::start(&[("jwks.json", &jwks)], &flags).await.ready().await;
+    let world = SecuredGateway::start(&[("jwks.json", &jwks)], &flags).await.ready().await;
     let signed = |change| encode(&Header::new(Algorithm::EdDSA), &claims(change), &key).unwrap();
     let good = signed(json!({}));
     assert_eq!(world.outcome(Some(&good)).await.0, 200);
-    assert!(shown(&World::last(world.engine())).is_empty());
+    assert!(shown(&TestFleet::last_request(world.engine())).is_empty());
     let payload = good.split('.').nth(1).unwrap();
     let secret = EncodingKey::from_secret(jwks.as_bytes());
     for (what, token) in [
@@ -216,7 +219,7 @@ async fn signed_tokens_get_in_unless_anything_about_them_is_wrong() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_used_quota_is_refused_until_it_is_full_again() {
     let quota = "[tenant.team-a]\nrequests_per_second = 0.01\n";
-    let world = Guarded::start(&[("access.toml", &keys(quota))], &["--access-file={}/access.toml"])
+    let world = SecuredGateway::start(&[("access.toml", &keys(quota))], &["--access-file={}/access.toml"])
         .await
         .ready()
         .await;
@@ -228,7 +231,7 @@ async fn a_used_quota_is_refused_until_it_is_full_again() {
     assert_eq!(openai_error(&refused.bytes().await.unwrap())["code"], "rate_limit_exceeded");
     // A hundred seconds would be long to wait for.
     world.write("access.toml", &keys(&quota.replace("0.01", "1000")));
-    world.until("the quota is full again", async || world.outcome(Some(KEY)).await.0 == 200).await;
+    world.wait_until("the quota is full again", async || world.outcome(Some(KEY)).await.0 == 200).await;
     let metrics = client()
         .get(format!("http://{}/metrics", world.at.admin))
         .bearer_auth(ADMIN_KEY)
@@ -246,7 +249,7 @@ async fn the_admin_listener_is_closed_but_for_what_is_named() {
         "--admin-open=health,metrics",
         "--registration-token=engines",
     ];
-    let world = Guarded::start(&[], &flags).await;
+    let world = SecuredGateway::start(&[], &flags).await;
     let token = Some("the-administrators-token");
     for (path, nobody, wrong) in [
         ("/health", 200, 200),
@@ -262,14 +265,19 @@ async fn the_admin_listener_is_closed_but_for_what_is_named() {
     }
     assert_eq!(world.admin("/workers", Some("engines")).await, 200);
     assert_eq!(world.admin("/debug/decisions", Some("engines")).await, 401);
-    let explained =
-        Binary::run(&["explain", "--admin", &world.at.admin, "--admin-token=the-administrators-token"]).await;
+    let explained = MoongateProcess::run(&[
+        "explain",
+        "--admin",
+        &world.at.admin,
+        "--admin-token=the-administrators-token",
+    ])
+    .await;
     assert!(explained.status.success(), "{}", explained.stderr);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn both_listeners_speak_tls_and_ask_for_certificates() {
-    let (ca, server, own) = certificates();
+    let (ca, server, own) = generate_certificates();
     let files = [("ca.pem", &*ca), ("cert.pem", &*server.0), ("key.pem", &*server.1)];
     let flags = [
         "--tls-cert={}/cert.pem",
@@ -279,23 +287,23 @@ async fn both_listeners_speak_tls_and_ask_for_certificates() {
         "--admin-tls-key={}/key.pem",
         "--admin-tls-client-ca={}/ca.pem",
     ];
-    let world = Guarded::start(&files, &flags).await;
+    let world = SecuredGateway::start(&files, &flags).await;
     let (public, admin) = (&*world.at.public, &*world.at.admin);
-    assert_eq!(get_secured(public, "/health", &ca, Some(&own)).await.unwrap(), "HTTP/1.1 200 OK");
-    assert!(get_secured(public, "/health", &ca, None).await.is_err(), "no certificate");
-    let (_, _, foreign) = certificates();
-    assert!(get_secured(public, "/health", &ca, Some(&foreign)).await.is_err(), "of another authority");
+    assert_eq!(get_over_tls(public, "/health", &ca, Some(&own)).await.unwrap(), "HTTP/1.1 200 OK");
+    assert!(get_over_tls(public, "/health", &ca, None).await.is_err(), "no certificate");
+    let (_, _, foreign) = generate_certificates();
+    assert!(get_over_tls(public, "/health", &ca, Some(&foreign)).await.is_err(), "of another authority");
     assert!(client().get(format!("http://{public}/health")).send().await.is_err(), "no TLS");
 
-    assert_eq!(get_secured(admin, "/health", &ca, None).await.unwrap(), "HTTP/1.1 200 OK");
-    assert_eq!(get_secured(admin, "/metrics", &ca, None).await.unwrap(), "HTTP/1.1 401 Unauthorized");
-    assert_eq!(get_secured(admin, "/metrics", &ca, Some(&own)).await.unwrap(), "HTTP/1.1 200 OK");
+    assert_eq!(get_over_tls(admin, "/health", &ca, None).await.unwrap(), "HTTP/1.1 200 OK");
+    assert_eq!(get_over_tls(admin, "/metrics", &ca, None).await.unwrap(), "HTTP/1.1 401 Unauthorized");
+    assert_eq!(get_over_tls(admin, "/metrics", &ca, Some(&own)).await.unwrap(), "HTTP/1.1 200 OK");
 
-    let (next_ca, next, _) = certificates();
+    let (next_ca, next, _) = generate_certificates();
     world.write("key.pem", &next.1);
     world.write("cert.pem", &next.0);
-    let renewed = async || get_secured(admin, "/health", &next_ca, None).await.is_ok();
-    world.until("the new certificate is shown", renewed).await;
+    let renewed = async || get_over_tls(admin, "/health", &next_ca, None).await.is_ok();
+    world.wait_until("the new certificate is shown", renewed).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -323,8 +331,10 @@ async fn no_secret_is_ever_logged_and_what_is_open_is() {
         "--registration",
         "--registration-token=registration-secret",
     ];
-    let world =
-        Guarded::start(&[("access.toml", &keys("")), ("jwks.json", &jwks)], &flags).await.ready().await;
+    let world = SecuredGateway::start(&[("access.toml", &keys("")), ("jwks.json", &jwks)], &flags)
+        .await
+        .ready()
+        .await;
     for (key, status) in [(KEY, 200), (&token, 200), ("wrong-key-secret", 401), (ADMIN_KEY, 403)] {
         assert_eq!(world.outcome(Some(key)).await.0, status);
     }
@@ -334,12 +344,12 @@ async fn no_secret_is_ever_logged_and_what_is_open_is() {
     }
     world.write("access.toml", &keys("[quota]\nconcurrent_requests = 0\n"));
     let mut binary = world.binary;
-    binary.line_with("what was read before stays in force").await;
-    binary.line_with("public listener 127.0.0.1").await;
-    let line = binary.line_with("admin listener 127.0.0.1").await;
+    binary.wait_for_line("what was read before stays in force").await;
+    binary.wait_for_line("public listener 127.0.0.1").await;
+    let line = binary.wait_for_line("admin listener 127.0.0.1").await;
     assert!(line.contains("no TLS") && line.contains("/health, /ready for everybody"), "{line}");
     binary.signal("TERM").await;
-    let ended = binary.ended().await;
+    let ended = binary.wait().await;
     assert!(ended.stderr.contains("TRACE") || ended.stderr.contains("DEBUG"), "the run was not talkative");
     for secret in secrets {
         assert!(!ended.stderr.contains(secret) && !ended.stdout.contains(secret), "{secret} was logged");
@@ -349,7 +359,7 @@ async fn no_secret_is_ever_logged_and_what_is_open_is() {
 /// Output and exit code of `moongate config check`.
 async fn checked(flags: &[String]) -> (Option<i32>, String) {
     let args: Vec<&str> = ["config", "check"].into_iter().chain(flags.iter().map(String::as_str)).collect();
-    let ended = Binary::run(&args).await;
+    let ended = MoongateProcess::run(&args).await;
     (ended.status.code(), format!("{}{}", ended.stdout, ended.stderr))
 }
 
@@ -392,9 +402,9 @@ async fn settings_are_checked_without_a_start() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn engines_are_administered_with_the_scope_admin_at_the_admin_listener_only() {
+async fn engine_admin_needs_admin_scope_and_the_admin_listener() {
     let files = [("access.toml", &*keys(""))];
-    let world = Guarded::start(&files, &["--access-file={}/access.toml"]).await.ready().await;
+    let world = SecuredGateway::start(&files, &["--access-file={}/access.toml"]).await.ready().await;
     for path in [
         "/flush_cache",
         "/v1/load_lora_adapter",
@@ -427,7 +437,7 @@ async fn engines_are_administered_with_the_scope_admin_at_the_admin_listener_onl
     assert_eq!(nobody.bearer_auth(ADMIN_KEY).send().await.unwrap().status(), 404);
 
     // A listener without authentication refuses administration.
-    let open = Guarded::start(&[], &[]).await;
+    let open = SecuredGateway::start(&[], &[]).await;
     let id = open.engine().url().replace('/', "%2F");
     let url = format!("http://{}/engines/{id}/flush_cache", open.at.admin);
     assert_eq!(client().post(url).send().await.unwrap().status(), 403);
@@ -435,7 +445,7 @@ async fn engines_are_administered_with_the_scope_admin_at_the_admin_listener_onl
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pages_of_other_origins_cannot_register_engines() {
-    let world = Guarded::start(&[], &["--registration"]).await;
+    let world = SecuredGateway::start(&[], &["--registration"]).await;
     let body = json!({"url": "http://203.0.113.1:80", "role": "plain", "lease_seconds": 60}).to_string();
     let register = async |headers: &[(&str, &str)]| {
         let mut request = client().post(format!("http://{}/workers", world.at.admin)).body(body.clone());
@@ -461,7 +471,7 @@ async fn pages_of_other_origins_cannot_register_engines() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn origins_are_allowed_by_name_only() {
-    let world = Guarded::start(&[], &["--cors-origin=https://chat.example"]).await.ready().await;
+    let world = SecuredGateway::start(&[], &["--cors-origin=https://chat.example"]).await.ready().await;
     let url = format!("http://{}/v1/completions", world.at.public);
     let preflight = async |origin: &str| {
         let asked = client().request(reqwest::Method::OPTIONS, &url).header("origin", origin);
@@ -487,7 +497,7 @@ async fn origins_are_allowed_by_name_only() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_host_and_no_compression() {
-    let world = Guarded::start(&[], &[]).await.ready().await;
+    let world = SecuredGateway::start(&[], &[]).await.ready().await;
     for listener in [&world.at.public, &world.at.admin] {
         for hosts in ["", "host: a\r\nhost: a\r\n", "host: a\r\nHost: b\r\n", "host: a b\r\n"] {
             let request = format!("GET /health HTTP/1.1\r\n{hosts}\r\n");
@@ -519,7 +529,7 @@ async fn one_host_and_no_compression() {
 #[tokio::test]
 async fn an_empty_secret_is_refused() {
     for flag in ["--admin-token=", "--registration-token=", "--engine-api-key="] {
-        let ended = Binary::run(&["gateway", "--registration", flag]).await;
+        let ended = MoongateProcess::run(&["gateway", "--registration", flag]).await;
         assert_eq!(ended.status.code(), Some(2), "{flag}: {}", ended.stderr);
         assert!(ended.stderr.contains("it is empty"), "{flag}: {}", ended.stderr);
     }

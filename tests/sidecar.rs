@@ -11,34 +11,34 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Parser as _;
-use moongate_loadtest::engine::{Face, Role, SimConfig, SimEngine};
+use moongate_loadtest::engine::{SimEngine, SimEngineOptions, SimProtocol, SimRole};
 use moongate_runtime::Supervisor;
 use moongate_sidecar::SidecarOptions;
 use serde_json::{Value, json};
 
-use world::binary::Binary;
-use world::gateway::Gateway;
-use world::{PATIENCE, client};
+use world::gateway::TestGateway;
+use world::process::MoongateProcess;
+use world::{TEST_TIMEOUT, client};
 
 #[derive(Debug, clap::Parser)]
-struct Flags {
+struct SidecarTestArgs {
     #[command(flatten)]
     options: SidecarOptions,
 }
 
 /// A sidecar in this process. It is asked to end when dropped.
-struct Sidecar {
+struct TestSidecar {
     address: SocketAddr,
     supervisor: Supervisor,
 }
 
-impl Sidecar {
-    fn start(engine: &str, gateways: &[&Gateway], flags: &[String]) -> Self {
+impl TestSidecar {
+    fn start(engine: &str, gateways: &[&TestGateway], flags: &[String]) -> Self {
         let mut args = vec!["sidecar".to_owned(), "--listen=127.0.0.1:0".to_owned()];
         args.push(format!("--engine-url={engine}"));
         args.extend(gateways.iter().map(|gateway| format!("--gateway={}", gateway.running.admin_address)));
         args.extend_from_slice(flags);
-        let options = Flags::try_parse_from(args).unwrap().options;
+        let options = SidecarTestArgs::try_parse_from(args).unwrap().options;
         let supervisor = Supervisor::new();
         let address = moongate_sidecar::start(options, &supervisor).unwrap();
         Self { address, supervisor }
@@ -48,7 +48,7 @@ impl Sidecar {
     async fn until_ok(&self, method: reqwest::Method, path: &str) -> Value {
         let url = format!("http://{}{path}", self.address);
         let mut last = Value::Null;
-        let waited = tokio::time::timeout(PATIENCE, async {
+        let waited = tokio::time::timeout(TEST_TIMEOUT, async {
             loop {
                 let response = client().request(method.clone(), &url).send().await.unwrap();
                 let status = response.status();
@@ -70,29 +70,29 @@ impl Sidecar {
     }
 }
 
-impl Drop for Sidecar {
+impl Drop for TestSidecar {
     fn drop(&mut self) {
         self.supervisor.token().cancel();
     }
 }
 
-async fn gateway(flags: &[&str]) -> Gateway {
+async fn gateway(flags: &[&str]) -> TestGateway {
     let flags: Vec<String> = ["--registration"].iter().chain(flags).map(|flag| (*flag).to_owned()).collect();
-    Gateway::start(&flags).await
+    TestGateway::start(&flags).await
 }
 
-async fn engine(role: Role, face: Face) -> SimEngine {
-    SimEngine::start(SimConfig::new(role, face).fast()).await.unwrap()
+async fn engine(role: SimRole, face: SimProtocol) -> SimEngine {
+    SimEngine::start(SimEngineOptions::new(role, face).fast()).await.unwrap()
 }
 
-async fn workers(gateway: &Gateway) -> Vec<Value> {
+async fn workers(gateway: &TestGateway) -> Vec<Value> {
     let list: Value = client().get(gateway.admin_url("/workers")).send().await.unwrap().json().await.unwrap();
     list["workers"].as_array().unwrap().clone()
 }
 
-async fn until_workers(gateway: &Gateway, what: &str, condition: impl Fn(&[Value]) -> bool) {
+async fn until_workers(gateway: &TestGateway, what: &str, condition: impl Fn(&[Value]) -> bool) {
     let mut last = Vec::new();
-    let waited = tokio::time::timeout(PATIENCE, async {
+    let waited = tokio::time::timeout(TEST_TIMEOUT, async {
         loop {
             last = workers(gateway).await;
             if condition(&last) {
@@ -105,23 +105,23 @@ async fn until_workers(gateway: &Gateway, what: &str, condition: impl Fn(&[Value
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_engine_that_comes_up_is_registered_with_every_gateway_as_what_it_is() {
+async fn started_engine_registers_its_facts_with_every_gateway() {
     for (role, face, worker_type) in [
-        (Role::Plain, Face::Vllm, "regular"),
-        (Role::Prefill, Face::Sglang, "prefill"),
-        (Role::Decode, Face::Sglang, "decode"),
+        (SimRole::Plain, SimProtocol::Vllm, "regular"),
+        (SimRole::Prefill, SimProtocol::Sglang, "prefill"),
+        (SimRole::Decode, SimProtocol::Sglang, "decode"),
     ] {
         let gateways = [gateway(&[]).await, gateway(&["--registration-token=secret"]).await];
         let place = engine(role, face).await;
         let (url, address) = (place.url(), place.addr());
         place.stop().await;
         let flags = ["--id=ns/pod-0@uid", "--registration-token=secret", "--node=n1"].map(str::to_owned);
-        let sidecar = Sidecar::start(&url, &[&gateways[0], &gateways[1]], &flags);
+        let sidecar = TestSidecar::start(&url, &[&gateways[0], &gateways[1]], &flags);
         let settled = client().get(format!("http://{}/settled", sidecar.address)).send().await.unwrap();
         assert_eq!(settled.status(), 202, "there is no engine yet");
         assert!(workers(&gateways[0]).await.is_empty());
 
-        let mut config = SimConfig::new(role, face).fast();
+        let mut config = SimEngineOptions::new(role, face).fast();
         config.listen = address;
         let _engine = SimEngine::start(config).await.unwrap();
         sidecar.settled().await;
@@ -133,7 +133,7 @@ async fn an_engine_that_comes_up_is_registered_with_every_gateway_as_what_it_is(
         assert_eq!(listed.json::<Value>().await.unwrap()["total"], 1);
         let metrics = client().get(format!("http://{}/metrics", sidecar.address)).send().await.unwrap();
         let metrics = metrics.text().await.unwrap();
-        let of_engine = if face == Face::Vllm { "vllm:num_requests_running" } else { "sglang:" };
+        let of_engine = if face == SimProtocol::Vllm { "vllm:num_requests_running" } else { "sglang:" };
         for line in ["moongate_sidecar_engine_up 1\n", "gateways{state=\"using\"} 2\n", of_engine] {
             assert!(metrics.contains(line), "{line}: {metrics}");
         }
@@ -141,8 +141,8 @@ async fn an_engine_that_comes_up_is_registered_with_every_gateway_as_what_it_is(
 }
 
 /// When `what` was so first, asked every few milliseconds.
-async fn first_time<F: Future<Output = bool>>(what: &str, is_so: impl Fn() -> F) -> Instant {
-    let waited = tokio::time::timeout(PATIENCE, async {
+async fn wait_for_first<F: Future<Output = bool>>(what: &str, is_so: impl Fn() -> F) -> Instant {
+    let waited = tokio::time::timeout(TEST_TIMEOUT, async {
         while !is_so().await {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -156,26 +156,26 @@ async fn first_time<F: Future<Output = bool>>(what: &str, is_so: impl Fn() -> F)
 #[tokio::test(flavor = "multi_thread")]
 async fn a_ready_engine_is_used_within_a_second() {
     let gateway = gateway(&[]).await;
-    let first = engine(Role::Plain, Face::Vllm).await;
+    let first = engine(SimRole::Plain, SimProtocol::Vllm).await;
     let (url, address) = (first.url(), first.addr());
-    let _sidecar = Sidecar::start(&url, &[&gateway], &[]);
+    let _sidecar = TestSidecar::start(&url, &[&gateway], &[]);
     let is_used = || async { workers(&gateway).await.iter().any(|worker| worker["usable"] == true) };
-    first_time("the engine is used", is_used).await;
+    wait_for_first("the engine is used", is_used).await;
     first.stop().await;
     let mut medians = Vec::new();
     for _round in 0..5 {
         let mut late = Vec::new();
         for _restart in 0..3 {
-            first_time("the engine is away", || async { !is_used().await }).await;
+            wait_for_first("the engine is away", || async { !is_used().await }).await;
             let health = format!("{url}/health");
             let answers = || async { client().get(&health).send().await.is_ok_and(|it| it.status() == 200) };
             let start = async {
-                let mut config = SimConfig::new(Role::Plain, Face::Vllm).fast();
+                let mut config = SimEngineOptions::new(SimRole::Plain, SimProtocol::Vllm).fast();
                 config.listen = address;
                 SimEngine::start(config).await.unwrap()
             };
-            let ready = first_time("the engine answers", answers);
-            let used = first_time("the engine is used again", is_used);
+            let ready = wait_for_first("the engine answers", answers);
+            let used = wait_for_first("the engine is used again", is_used);
             let (engine, ready, used) = tokio::join!(start, ready, used);
             late.push(used.saturating_duration_since(ready));
             engine.stop().await;
@@ -191,20 +191,21 @@ async fn a_ready_engine_is_used_within_a_second() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sidecar_without_a_gateway_says_so() {
-    let mut sidecar = Binary::start(&["sidecar", "--listen=127.0.0.1:0", "--engine-url=http://127.0.0.1:9"]);
-    let line = sidecar.line_with("no gateway is named").await;
+    let mut sidecar =
+        MoongateProcess::start(&["sidecar", "--listen=127.0.0.1:0", "--engine-url=http://127.0.0.1:9"]);
+    let line = sidecar.wait_for_line("no gateway is named").await;
     assert!(line.contains("WARN") && line.contains("--gateway HOST:PORT"), "{line}");
 }
 
 /// Requests without a pause; every one must be answered in full.
-struct Load {
+struct SidecarLoad {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicUsize>,
     clients: Supervisor,
 }
 
-impl Load {
-    fn start(gateway: &Gateway) -> Self {
+impl SidecarLoad {
+    fn start(gateway: &TestGateway) -> Self {
         let load = Self { stop: Arc::default(), answered: Arc::default(), clients: Supervisor::new() };
         for number in 0..6 {
             let (stop, answered) = (Arc::clone(&load.stop), Arc::clone(&load.answered));
@@ -227,7 +228,7 @@ impl Load {
     /// How many were answered.
     async fn end(self) -> usize {
         self.stop.store(true, Ordering::Relaxed);
-        self.clients.shutdown(PATIENCE).await.unwrap();
+        self.clients.shutdown(TEST_TIMEOUT).await.unwrap();
         assert_eq!(self.clients.panics(), 0, "a request failed");
         self.answered.load(Ordering::Relaxed)
     }
@@ -235,19 +236,19 @@ impl Load {
 
 /// The way of an operator: drain, restart, settled. Meanwhile nobody notices anything.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_engine_is_drained_and_restarted_under_load_without_a_failed_request() {
-    for face in [Face::Sglang, Face::Vllm] {
+async fn engine_drains_and_restarts_under_load_without_failures() {
+    for face in [SimProtocol::Sglang, SimProtocol::Vllm] {
         let gateway = gateway(&["--policy=round_robin"]).await;
         // Slow enough that requests are always open.
-        let slow = || SimConfig::new(Role::Plain, face);
+        let slow = || SimEngineOptions::new(SimRole::Plain, face);
         let (first, second) =
             (SimEngine::start(slow()).await.unwrap(), SimEngine::start(slow()).await.unwrap());
-        let sidecars = [&first, &second].map(|engine| Sidecar::start(&engine.url(), &[&gateway], &[]));
+        let sidecars = [&first, &second].map(|engine| TestSidecar::start(&engine.url(), &[&gateway], &[]));
         for sidecar in &sidecars {
             sidecar.settled().await;
         }
-        let load = Load::start(&gateway);
-        assert!(first.wait_for(PATIENCE, |stats| stats.active > 0).await, "no request came");
+        let load = SidecarLoad::start(&gateway);
+        assert!(first.wait_for(TEST_TIMEOUT, |stats| stats.active > 0).await, "no request came");
 
         sidecars[0].until_ok(reqwest::Method::POST, "/drain").await;
         let drained = first.stats();
@@ -257,7 +258,7 @@ async fn an_engine_is_drained_and_restarted_under_load_without_a_failed_request(
         assert_eq!(settled.json::<Value>().await.unwrap()["drained"], true);
         let served = second.stats().finished;
         assert!(
-            second.wait_for(PATIENCE, |stats| stats.finished > served + 6).await,
+            second.wait_for(TEST_TIMEOUT, |stats| stats.finished > served + 6).await,
             "the other one works on"
         );
         assert_eq!(first.stats().started, drained.started, "nothing came after the drain");
@@ -270,7 +271,7 @@ async fn an_engine_is_drained_and_restarted_under_load_without_a_failed_request(
         })
         .await;
         let ready = format!("http://{}/readyz", sidecars[0].address);
-        tokio::time::timeout(PATIENCE, async {
+        tokio::time::timeout(TEST_TIMEOUT, async {
             let gone = || async { client().get(&ready).send().await.unwrap().text().await.unwrap() };
             let metrics = format!("http://{}/metrics", sidecars[0].address);
             while !client().get(&metrics).send().await.unwrap().text().await.unwrap().contains("engine_up 0")
@@ -281,9 +282,9 @@ async fn an_engine_is_drained_and_restarted_under_load_without_a_failed_request(
         })
         .await
         .unwrap();
-        let restarted = SimEngine::start(SimConfig { listen: address, ..slow() }).await.unwrap();
+        let restarted = SimEngine::start(SimEngineOptions { listen: address, ..slow() }).await.unwrap();
         sidecars[0].settled().await;
-        assert!(restarted.wait_for(PATIENCE, |stats| stats.finished > 0).await, "it takes part again");
+        assert!(restarted.wait_for(TEST_TIMEOUT, |stats| stats.finished > 0).await, "it takes part again");
         assert!(load.end().await > 12);
     }
 }
@@ -291,8 +292,8 @@ async fn an_engine_is_drained_and_restarted_under_load_without_a_failed_request(
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_can_be_called_off() {
     let gateway = gateway(&[]).await;
-    let engine = engine(Role::Plain, Face::Vllm).await;
-    let sidecar = Sidecar::start(&engine.url(), &[&gateway], &[]);
+    let engine = engine(SimRole::Plain, SimProtocol::Vllm).await;
+    let sidecar = TestSidecar::start(&engine.url(), &[&gateway], &[]);
     sidecar.settled().await;
     sidecar.until_ok(reqwest::Method::POST, "/drain").await;
     until_workers(&gateway, "held", |workers| workers[0]["reason"] == "draining").await;
@@ -303,13 +304,13 @@ async fn a_drain_can_be_called_off() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restarted_gateway_is_told_again() {
-    let engine = engine(Role::Plain, Face::Sglang).await;
+    let engine = engine(SimRole::Plain, SimProtocol::Sglang).await;
     let first = gateway(&[]).await;
-    let sidecar = Sidecar::start(&engine.url(), &[&first], &[]);
+    let sidecar = TestSidecar::start(&engine.url(), &[&first], &[]);
     sidecar.settled().await;
     let admin = format!("--admin-listen={}", first.running.admin_address);
     first.running.drain().await;
-    first.supervisor.shutdown(PATIENCE).await.unwrap();
+    first.supervisor.shutdown(TEST_TIMEOUT).await.unwrap();
     drop(first);
     let second = gateway(&[&admin]).await;
     until_workers(&second, "registered anew", |workers| {
@@ -322,18 +323,19 @@ async fn a_restarted_gateway_is_told_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_without_its_sidecar_goes_away() {
     let gateway = gateway(&[]).await;
-    let engine = engine(Role::Plain, Face::Vllm).await;
+    let engine = engine(SimRole::Plain, SimProtocol::Vllm).await;
     let engine_url = format!("--engine-url={}", engine.url());
     let gateway_flag = format!("--gateway={}", gateway.running.admin_address);
     for (signal, lease) in [("KILL", "--lease=2s"), ("TERM", "--lease=3600s")] {
-        let sidecar = Binary::start(&["sidecar", "--listen=127.0.0.1:0", &engine_url, &gateway_flag, lease]);
+        let sidecar =
+            MoongateProcess::start(&["sidecar", "--listen=127.0.0.1:0", &engine_url, &gateway_flag, lease]);
         until_workers(&gateway, "registered", |workers| {
             workers.iter().any(|worker| worker["usable"] == true)
         })
         .await;
         sidecar.signal(signal).await;
         until_workers(&gateway, "gone", <[Value]>::is_empty).await;
-        let ended = sidecar.ended().await;
+        let ended = sidecar.wait().await;
         if signal == "TERM" {
             assert_eq!(ended.status.code(), Some(0), "{ended:?}");
         }
@@ -343,7 +345,9 @@ async fn an_engine_without_its_sidecar_goes_away() {
 #[tokio::test(flavor = "multi_thread")]
 async fn lora_adapters_follow_a_file_or_an_annotation_and_are_served() {
     let folder = tempfile::tempdir().unwrap();
-    for (face, file, annotation) in [(Face::Vllm, "lora", false), (Face::Sglang, "annotations", true)] {
+    for (face, file, annotation) in
+        [(SimProtocol::Vllm, "lora", false), (SimProtocol::Sglang, "annotations", true)]
+    {
         let path = folder.path().join(file);
         let write = |wanted: &str| {
             let text = format!("moongate.io/rack=\"r1\"\nmoongate.io/lora-adapters={}\n", json!(wanted));
@@ -353,14 +357,14 @@ async fn lora_adapters_follow_a_file_or_an_annotation_and_are_served() {
         let flag = format!("{flag}={}", path.display());
         write("first=/adapters/1, second=/adapters/2");
         let gateway = gateway(&[]).await;
-        let engine = engine(Role::Plain, face).await;
-        let sidecar = Sidecar::start(&engine.url(), &[&gateway], &[flag]);
+        let engine = engine(SimRole::Plain, face).await;
+        let sidecar = TestSidecar::start(&engine.url(), &[&gateway], &[flag]);
         sidecar.settled().await;
         let loaded = |engine: &SimEngine| engine.lora_adapters();
         let expected = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
             pairs.iter().map(|(name, path)| ((*name).to_owned(), (*path).to_owned())).collect()
         };
-        world::until("both are loaded", || {
+        world::wait_until("both are loaded", || {
             loaded(&engine) == expected(&[("first", "/adapters/1"), ("second", "/adapters/2")])
         })
         .await;
@@ -372,12 +376,12 @@ async fn lora_adapters_follow_a_file_or_an_annotation_and_are_served() {
         assert_eq!(asked.status(), 200);
 
         write("second=/adapters/3");
-        world::until("one is gone, the other another", || {
+        world::wait_until("one is gone, the other another", || {
             loaded(&engine) == expected(&[("second", "/adapters/3")])
         })
         .await;
         until_workers(&gateway, "served", |workers| names(&workers[0]) == json!(["sim", "second"])).await;
         write("");
-        world::until("none is left", || loaded(&engine).is_empty()).await;
+        world::wait_until("none is left", || loaded(&engine).is_empty()).await;
     }
 }

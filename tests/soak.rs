@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use moongate_kvclient::{Client, KvError, Options, PutOptions};
+use moongate_kvclient::{KvClient, KvClientOptions, KvError, PutOptions};
 use moongate_runtime::Supervisor;
 
 use ports::free_port;
@@ -30,29 +30,29 @@ const WORKERS: usize = 8;
 const BLOCK: usize = 4096;
 const LARGEST_BLOCKS: u64 = 256;
 /// Time between two looks.
-const LOOK: Duration = Duration::from_secs(5);
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
 /// What memory may differ by between the last two thirds of the time, besides a twentieth: the allocator takes huge pages and gives
 /// them back.
-const SLACK: u64 = 4 << 20;
+const MAX_MEMORY_GROWTH: u64 = 4 << 20;
 /// The same for open files.
 const FILES: u64 = 16;
 const START: Duration = Duration::from_secs(60);
 
 /// A process of ours. Killed when dropped.
-struct Process {
+struct SoakProcess {
     name: &'static str,
     id: u32,
     child: Option<Child>,
-    looks: Vec<Look>,
+    samples: Vec<ResourceSample>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Look {
+struct ResourceSample {
     memory: u64,
     files: u64,
 }
 
-impl Drop for Process {
+impl Drop for SoakProcess {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
             child.kill().unwrap();
@@ -61,7 +61,7 @@ impl Drop for Process {
     }
 }
 
-impl Process {
+impl SoakProcess {
     fn start(name: &'static str, arguments: &[String], master: &str) -> Self {
         let program = std::env::var("MOONGATE_PROGRAM");
         let mut command = Command::new(program.as_deref().unwrap_or(env!("CARGO_BIN_EXE_moongate")));
@@ -71,44 +71,44 @@ impl Process {
             .env("MOONCAKE_MASTER", master)
             .env("MOONCAKE_LOCAL_HOSTNAME", "127.0.0.1");
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        Self { name, id: child.id(), child: Some(child), looks: Vec::new() }
+        Self { name, id: child.id(), child: Some(child), samples: Vec::new() }
     }
 
-    fn own() -> Self {
-        Self { name: "client", id: std::process::id(), child: None, looks: Vec::new() }
+    fn current() -> Self {
+        Self { name: "client", id: std::process::id(), child: None, samples: Vec::new() }
     }
 
     /// Memory of the process itself: what it shares is what it lends.
-    fn look(&mut self) {
+    fn sample(&mut self) {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.id)).expect("it still runs");
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
         let memory = line.trim_end_matches("kB").trim().parse::<u64>().unwrap() << 10;
         let files = std::fs::read_dir(format!("/proc/{}/fd", self.id)).unwrap().count() as u64;
-        self.looks.push(Look { memory, files });
+        self.samples.push(ResourceSample { memory, files });
     }
 
     /// The second and the last third. The first one is for caches and buffers to fill.
-    fn thirds(&self) -> [Third; 2] {
-        let third = self.looks.len() / 3;
-        let sum_up = |looks: &[Look]| {
+    fn summaries(&self) -> [ResourceSummary; 2] {
+        let third = self.samples.len() / 3;
+        let sum_up = |looks: &[ResourceSample]| {
             let mut memory: Vec<u64> = looks.iter().map(|look| look.memory).collect();
             memory.sort_unstable();
             let files = looks.iter().map(|look| look.files).max().unwrap();
-            Third { median: memory[memory.len() / 2], most: *memory.last().unwrap(), files }
+            ResourceSummary { median: memory[memory.len() / 2], max: *memory.last().unwrap(), files }
         };
-        [sum_up(&self.looks[third..2 * third]), sum_up(&self.looks[2 * third..])]
+        [sum_up(&self.samples[third..2 * third]), sum_up(&self.samples[2 * third..])]
     }
 }
 
 /// What a process had in a third of the time: bytes of memory, and open files at most.
-struct Third {
+struct ResourceSummary {
     median: u64,
-    most: u64,
+    max: u64,
     files: u64,
 }
 
 #[derive(Debug, Default)]
-struct Counts {
+struct SoakCounts {
     got: AtomicU64,
     missed: AtomicU64,
     put: AtomicU64,
@@ -117,7 +117,7 @@ struct Counts {
     failed: AtomicU64,
 }
 
-fn mixed(mut number: u64) -> u64 {
+fn mix_bits(mut number: u64) -> u64 {
     for factor in [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53_u64] {
         number = (number ^ (number >> 33)).wrapping_mul(factor);
     }
@@ -128,10 +128,10 @@ fn mixed(mut number: u64) -> u64 {
 fn content(key: u64, version: u64) -> Vec<u8> {
     let mut block = vec![0; BLOCK];
     for (at, word) in block.chunks_exact_mut(8).enumerate() {
-        let value = if at == 0 { version } else { mixed(key ^ version.rotate_left(17) ^ at as u64) };
+        let value = if at == 0 { version } else { mix_bits(key ^ version.rotate_left(17) ^ at as u64) };
         word.copy_from_slice(&value.to_le_bytes());
     }
-    block.repeat(1 + (mixed(key) % LARGEST_BLOCKS) as usize)
+    block.repeat(1 + (mix_bits(key) % LARGEST_BLOCKS) as usize)
 }
 
 fn check(key: u64, bytes: &[u8]) {
@@ -139,7 +139,7 @@ fn check(key: u64, bytes: &[u8]) {
     assert!(bytes == content(key, version), "object {key} has other bytes than were put");
 }
 
-async fn work(client: Client, counts: Arc<Counts>, end: Instant) {
+async fn work(client: KvClient, counts: Arc<SoakCounts>, end: Instant) {
     while Instant::now() < end {
         // A few keys are asked for most of the time.
         let key = if fastrand::bool() { fastrand::u64(..KEYS / 10) } else { fastrand::u64(..KEYS) };
@@ -173,7 +173,7 @@ async fn work(client: Client, counts: Arc<Counts>, end: Instant) {
     }
 }
 
-fn processes(folder: &Path, rpc: &str, port: u16) -> Vec<Process> {
+fn processes(folder: &Path, rpc: &str, port: u16) -> Vec<SoakProcess> {
     let admin = free_port();
     let master = [
         "master",
@@ -186,7 +186,7 @@ fn processes(folder: &Path, rpc: &str, port: u16) -> Vec<Process> {
     ];
     let mut flags: Vec<String> = master.iter().map(|&flag| flag.to_owned()).collect();
     flags.extend([format!("--rpc_port={port}"), format!("--metrics_port={admin}")]);
-    let mut processes = vec![Process::own(), Process::start("master", &flags, rpc)];
+    let mut processes = vec![SoakProcess::current(), SoakProcess::start("master", &flags, rpc)];
     for name in ["first", "second"] {
         let folder = folder.join(name);
         let flags = [
@@ -198,16 +198,16 @@ fn processes(folder: &Path, rpc: &str, port: u16) -> Vec<Process> {
             format!("--tier-size={TIER}"),
             "--tier-buffer=64mb".to_owned(),
         ];
-        processes.push(Process::start(name, &flags, rpc));
+        processes.push(SoakProcess::start(name, &flags, rpc));
     }
     processes
 }
 
 /// Looks at the processes again and again.
-async fn watch(processes: &mut [Process], end: Instant) {
+async fn sample_until(processes: &mut [SoakProcess], end: Instant) {
     while Instant::now() < end {
-        tokio::time::sleep(LOOK).await;
-        processes.iter_mut().for_each(Process::look);
+        tokio::time::sleep(SAMPLE_INTERVAL).await;
+        processes.iter_mut().for_each(SoakProcess::sample);
     }
 }
 
@@ -218,7 +218,7 @@ async fn memory_stays_as_it_is() {
     let (supervisor, folder, port) = (Supervisor::new(), tempfile::tempdir().unwrap(), free_port());
     let rpc = format!("127.0.0.1:{port}");
     let mut processes = processes(folder.path(), &rpc, port);
-    let client = Client::new(&rpc, Options::default(), &supervisor).unwrap();
+    let client = KvClient::new(&rpc, KvClientOptions::default(), &supervisor).unwrap();
     let ready = async {
         while client.put("ready", b"or not", &PutOptions::default()).await.is_err() {
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -226,27 +226,30 @@ async fn memory_stays_as_it_is() {
     };
     tokio::time::timeout(START, ready).await.expect("the store serves in time");
 
-    let (counts, end) = (Arc::new(Counts::default()), Instant::now() + Duration::from_secs(seconds));
+    let (counts, end) = (Arc::new(SoakCounts::default()), Instant::now() + Duration::from_secs(seconds));
     // Each is a client of its own, as engines are.
-    let clients: Vec<Client> =
-        (0..WORKERS).map(|_| Client::new(&rpc, Options::default(), &supervisor).unwrap()).collect();
+    let clients: Vec<KvClient> =
+        (0..WORKERS).map(|_| KvClient::new(&rpc, KvClientOptions::default(), &supervisor).unwrap()).collect();
     let workers = clients.iter().map(|client| work(client.clone(), Arc::clone(&counts), end));
-    tokio::join!(join_all(workers), watch(&mut processes, end));
+    tokio::join!(join_all(workers), sample_until(&mut processes, end));
     println!(
         "after {seconds} s: {counts:?}, {} bytes moved",
-        clients.iter().map(Client::bytes_moved).sum::<u64>()
+        clients.iter().map(KvClient::bytes_moved).sum::<u64>()
     );
     for process in &processes {
-        let [before, after] = process.thirds();
+        let [before, after] = process.summaries();
         for (name, third) in [("second", &before), ("last", &after)] {
-            let Third { median, most, files } = third;
+            let ResourceSummary { median, max: most, files } = third;
             println!("{}, {name} third: {median} bytes, {most} at most, {files} files", process.name);
         }
     }
     for process in &processes {
-        let [before, after] = process.thirds();
+        let [before, after] = process.summaries();
         let name = process.name;
-        assert!(after.median <= before.median + before.median / 20 + SLACK, "memory of {name} grows");
+        assert!(
+            after.median <= before.median + before.median / 20 + MAX_MEMORY_GROWTH,
+            "memory of {name} grows"
+        );
         assert!(after.files <= before.files + FILES, "open files of {name} grow");
     }
     let failed = counts.failed.load(Relaxed);

@@ -1,7 +1,7 @@
 //! `moongate store` as a process: its command line, and memory that outlives it, with Mooncake's own master and client.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests fail by panicking")]
 
-#[path = "../kvstore/tests/store/world.rs"]
+#[path = "../kvstore/tests/store/harness.rs"]
 mod store;
 
 use std::path::Path;
@@ -17,7 +17,7 @@ fn moongate(arguments: &[&str]) -> Command {
     command
 }
 
-async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
+async fn wait_until(what: &str, mut so: impl AsyncFnMut() -> bool) {
     let waited = async {
         while !so().await {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -27,11 +27,11 @@ async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
 }
 
 /// A node whose memory a holder keeps.
-struct Node {
+struct StoreNodeProcess {
     child: Child,
 }
 
-impl Node {
+impl StoreNodeProcess {
     async fn start(master: &RealMaster, socket: &Path, port: u16) -> Self {
         let memory = format!("--memory=holder:{}", socket.display());
         let mut command =
@@ -39,7 +39,7 @@ impl Node {
         command.env("MOONCAKE_MASTER", &master.rpc).env("MOONCAKE_LOCAL_HOSTNAME", "127.0.0.1");
         let child = command.spawn().unwrap();
         let url = format!("http://127.0.0.1:{port}/health");
-        until("the node is healthy", async || {
+        wait_until("the node is healthy", async || {
             reqwest::get(&url).await.is_ok_and(|response| response.status().is_success())
         })
         .await;
@@ -58,24 +58,24 @@ async fn objects_survive_their_node() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("holder");
     let _holder = moongate(&["store-holder", "--socket", socket.to_str().unwrap()]).spawn().unwrap();
-    until("the holder is there", async || socket.exists()).await;
+    wait_until("the holder is there", async || socket.exists()).await;
     let (master, port) = (RealMaster::start(NEWEST).await, free_port());
-    let node = Node::start(&master, &socket, port).await;
+    let node = StoreNodeProcess::start(&master, &socket, port).await;
     let mut client = RealNode::start(&master, HANDSHAKE, 0).await;
     let keys: Vec<String> = (0..30).map(|number| format!("object-{number}")).collect();
     for (number, key) in keys.iter().enumerate() {
         client.put(key, 1 + number * 25_000).await;
     }
     let read = format!("read {}", keys.join(" "));
-    assert_eq!(client.ask(&read).await, "30");
+    assert_eq!(client.send_command(&read).await, "30");
 
     // Without a word, and then as an upgrade does it.
     assert_eq!(node.signal("-KILL").await, None);
-    let node = Node::start(&master, &socket, port).await;
-    until("all are there after a kill", async || client.ask(&read).await == "30").await;
+    let node = StoreNodeProcess::start(&master, &socket, port).await;
+    wait_until("all are there after a kill", async || client.send_command(&read).await == "30").await;
     assert_eq!(node.signal("-TERM").await, Some(0));
-    let node = Node::start(&master, &socket, port).await;
-    until("all are there after a replacement", async || client.ask(&read).await == "30").await;
+    let node = StoreNodeProcess::start(&master, &socket, port).await;
+    wait_until("all are there after a replacement", async || client.send_command(&read).await == "30").await;
     client.put("another", 100_000).await;
     assert_eq!(client.get("another").await, 100_000);
     assert_eq!(node.signal("-TERM").await, Some(0));

@@ -6,30 +6,32 @@ mod world;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mooncake_wire::capability::{Capability, Grant, Refusal, Rights, SegmentKey};
+use mooncake_wire::capability::{AccessGrant, AccessRights, Capability, CapabilityError, SegmentKey};
 use mooncake_wire::rpc::{CopyTaskArguments, CreateCopyTask};
 use mooncake_wire::types::{BufferDescriptor, ReplicaMedium, Uuid};
-use moongate_kvclient::{Client, Options, PutOptions};
-use moongate_kvstore::admin::{self, Admin};
-use moongate_kvstore::rpc::Authentication;
+use moongate_kvclient::{KvClient, KvClientOptions, PutOptions};
+use moongate_kvstore::admin::{self, AdminClient};
+use moongate_kvstore::rpc::StoreCredentials;
 use moongate_runtime::{PeerTls, PeerTlsFiles, Supervisor};
-use moongate_transfer::{Connection, Directory, Limits, Metadata, Protocol, TransferError};
+use moongate_transfer::{
+    DescriptorDirectory, MetadataSource, TransferConnection, TransferError, TransferLimits, TransferProtocol,
+};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tempfile::TempDir;
 
-use world::PATIENCE;
-use world::binary::{Binary, Ended};
+use world::TEST_TIMEOUT;
+use world::process::{MoongateProcess, ProcessOutput};
 
 /// Long enough for a transfer on a busy machine, short enough to wait for its end.
 const LEASE: &str = "--default_kv_lease_ttl=3000";
 
 /// An authority, and the files of the programs that it has signed.
-struct Certificates {
+struct AuthenticationCertificates {
     folder: TempDir,
     authority: CertifiedIssuer<'static, KeyPair>,
 }
 
-impl Certificates {
+impl AuthenticationCertificates {
     fn new() -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -63,8 +65,8 @@ impl Certificates {
             .to_vec()
     }
 
-    fn program(&self, who: &str) -> Authentication {
-        Authentication::new(PeerTls::load(self.files(who)).unwrap())
+    fn program(&self, who: &str) -> StoreCredentials {
+        StoreCredentials::new(PeerTls::load(self.files(who)).unwrap())
     }
 }
 
@@ -72,13 +74,13 @@ fn field<'l>(line: &'l str, name: &str) -> &'l str {
     line.split_whitespace().find_map(|word| word.strip_prefix(name)).unwrap()
 }
 
-struct Master {
-    _binary: Binary,
+struct AuthenticatedMaster {
+    _binary: MoongateProcess,
     rpc: String,
     admin: String,
 }
 
-impl Master {
+impl AuthenticatedMaster {
     async fn start(rpc_port: &str, flags: &[String]) -> Self {
         let port = format!("--rpc_port={rpc_port}");
         let fixed = [
@@ -90,22 +92,22 @@ impl Master {
             LEASE,
         ];
         let arguments: Vec<&str> = fixed.into_iter().chain(flags.iter().map(String::as_str)).collect();
-        let mut binary = Binary::start(&arguments);
-        let line = binary.line_with("serving Mooncake clients").await;
-        let rpc = field(&line, "rpc=").to_owned();
-        let admin = field(&binary.line_with("serving administration").await, "admin=").to_owned();
+        let mut binary = MoongateProcess::start(&arguments);
+        let push_target_line = binary.wait_for_line("serving Mooncake clients").await;
+        let rpc = field(&push_target_line, "rpc=").to_owned();
+        let admin = field(&binary.wait_for_line("serving administration").await, "admin=").to_owned();
         Self { _binary: binary, rpc, admin }
     }
 }
 
-struct Node {
-    _binary: Binary,
+struct AuthenticatedNode {
+    _binary: MoongateProcess,
     name: String,
     data: u16,
     http: String,
 }
 
-impl Node {
+impl AuthenticatedNode {
     async fn start(master: &str, flags: &[String]) -> Self {
         let at = format!("-Dmaster_server_address={master}");
         let fixed = [
@@ -117,43 +119,45 @@ impl Node {
             "-Dglobal_segment_size=32mb",
         ];
         let arguments: Vec<&str> = fixed.into_iter().chain(flags.iter().map(String::as_str)).collect();
-        let mut binary = Binary::start(&arguments);
-        let line = binary.line_with("this node lends memory").await;
-        let (name, http) = (field(&line, "name=").to_owned(), field(&line, "http=").to_owned());
-        Self { name, data: field(&line, "data=").parse().unwrap(), http, _binary: binary }
+        let mut binary = MoongateProcess::start(&arguments);
+        let push_target_line = binary.wait_for_line("this node lends memory").await;
+        let (name, http) =
+            (field(&push_target_line, "name=").to_owned(), field(&push_target_line, "http=").to_owned());
+        Self { name, data: field(&push_target_line, "data=").parse().unwrap(), http, _binary: binary }
     }
 }
 
 /// A master and two nodes.
-struct Store {
-    certificates: Certificates,
-    master: Master,
-    nodes: [Node; 2],
+struct AuthenticatedStore {
+    certificates: AuthenticationCertificates,
+    master: AuthenticatedMaster,
+    nodes: [AuthenticatedNode; 2],
     supervisor: Supervisor,
 }
 
-impl Store {
+impl AuthenticatedStore {
     async fn start() -> Self {
-        let certificates = Certificates::new();
-        let master = Master::start("0", &certificates.flags("master", '_')).await;
-        let first = Node::start(&master.rpc, &certificates.flags("first", '-')).await;
-        let second = Node::start(&master.rpc, &certificates.flags("second", '-')).await;
+        let certificates = AuthenticationCertificates::new();
+        let master = AuthenticatedMaster::start("0", &certificates.flags("master", '_')).await;
+        let first = AuthenticatedNode::start(&master.rpc, &certificates.flags("first", '-')).await;
+        let second = AuthenticatedNode::start(&master.rpc, &certificates.flags("second", '-')).await;
         Self { certificates, master, nodes: [first, second], supervisor: Supervisor::new() }
     }
 
-    fn client(&self, authentication: &Authentication) -> Client {
-        let options = Options { authentication: Some(authentication.clone()), ..Options::default() };
-        Client::new(&self.master.rpc, options, &self.supervisor).unwrap()
+    fn client(&self, authentication: &StoreCredentials) -> KvClient {
+        let options =
+            KvClientOptions { authentication: Some(authentication.clone()), ..KvClientOptions::default() };
+        KvClient::new(&self.master.rpc, options, &self.supervisor).unwrap()
     }
 
-    async fn kv(&self, arguments: &[&str], flags: &[String]) -> Ended {
+    async fn kv(&self, arguments: &[&str], flags: &[String]) -> ProcessOutput {
         let master = format!("--master={}", self.master.rpc);
         let fixed = ["kv"].into_iter().chain(arguments.iter().copied()).chain([master.as_str()]);
-        Binary::run(&fixed.chain(flags.iter().map(String::as_str)).collect::<Vec<_>>()).await
+        MoongateProcess::run(&fixed.chain(flags.iter().map(String::as_str)).collect::<Vec<_>>()).await
     }
 
     /// Where an object is.
-    async fn replicas(&self, client: &Client, key: &str) -> Vec<BufferDescriptor<String>> {
+    async fn replicas(&self, client: &KvClient, key: &str) -> Vec<BufferDescriptor<String>> {
         let list = client.objects().replicas(key).await.unwrap();
         let memory = |medium| match medium {
             ReplicaMedium::Memory(buffer) => Some(buffer),
@@ -166,20 +170,24 @@ impl Store {
         self.nodes.iter().find(|node| node.name == endpoint).unwrap().data
     }
 
-    async fn dial(&self, endpoint: &str, as_peer: &Authentication) -> Result<Connection, TransferError> {
+    async fn dial(
+        &self,
+        endpoint: &str,
+        as_peer: &StoreCredentials,
+    ) -> Result<TransferConnection, TransferError> {
         let port = self.data_port(endpoint);
-        Connection::open_secured("127.0.0.1", port, Limits::default(), &as_peer.tls).await
+        TransferConnection::open_secured("127.0.0.1", port, TransferLimits::default(), &as_peer.tls).await
     }
 }
 
-impl Drop for Store {
+impl Drop for AuthenticatedStore {
     fn drop(&mut self) {
         self.supervisor.token().cancel();
     }
 }
 
-async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    let waited = tokio::time::timeout(PATIENCE * 2, async {
+async fn wait_until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let waited = tokio::time::timeout(TEST_TIMEOUT * 2, async {
         while !condition().await {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
@@ -189,7 +197,7 @@ async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn programs_with_certificates_store_copy_and_list_objects() {
-    let store = Store::start().await;
+    let store = AuthenticatedStore::start().await;
     let flags = store.certificates.flags("client", '-');
     let folder = TempDir::new().unwrap();
     let bytes: Vec<u8> = (0..9_000_000_u32).map(|at| (at % 251) as u8).collect();
@@ -215,13 +223,14 @@ async fn programs_with_certificates_store_copy_and_list_objects() {
     assert_eq!(store.replicas(&client, "copied").await[0].endpoint, from);
     let task = CopyTaskArguments { key: "copied", tenant: "default", targets: vec![to] };
     client.objects().master().call::<CreateCopyTask, &str>(&task).await.unwrap().unwrap();
-    until("the object is on both nodes", async || store.replicas(&client, "copied").await.len() == 2).await;
+    wait_until("the object is on both nodes", async || store.replicas(&client, "copied").await.len() == 2)
+        .await;
     assert!(client.get("copied").await.unwrap() == bytes[..100_000]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_of_segments_survive_a_restart_of_the_master_and_of_a_node() {
-    let mut store = Store::start().await;
+async fn segment_keys_survive_restarts_of_master_and_node() {
+    let mut store = AuthenticatedStore::start().await;
     let client = store.client(&store.certificates.program("client"));
     let options = PutOptions { replicas: 2, ..PutOptions::default() };
     client.put("before", b"both nodes", &options).await.unwrap();
@@ -229,12 +238,14 @@ async fn keys_of_segments_survive_a_restart_of_the_master_and_of_a_node() {
     let (_, port) = store.master.rpc.rsplit_once(':').unwrap();
     let (port, flags) = (port.to_owned(), store.certificates.flags("master", '_'));
     store.master._binary.signal("KILL").await;
-    store.master = Master::start(&port, &flags).await;
-    until("the nodes are back", async || client.put("after", b"both nodes", &options).await.is_ok()).await;
+    store.master = AuthenticatedMaster::start(&port, &flags).await;
+    wait_until("the nodes are back", async || client.put("after", b"both nodes", &options).await.is_ok())
+        .await;
     assert_eq!(client.get("after").await.unwrap(), &b"both nodes"[..]);
 
     store.nodes[1]._binary.signal("KILL").await;
-    store.nodes[1] = Node::start(&store.master.rpc, &store.certificates.flags("second", '-')).await;
+    store.nodes[1] =
+        AuthenticatedNode::start(&store.master.rpc, &store.certificates.flags("second", '-')).await;
     let there = PutOptions { preferred_segments: vec![store.nodes[1].name.clone()], ..PutOptions::default() };
     client.put("again", b"the new node", &there).await.unwrap();
     assert_eq!(client.get("again").await.unwrap(), &b"the new node"[..]);
@@ -242,25 +253,25 @@ async fn keys_of_segments_survive_a_restart_of_the_master_and_of_a_node() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_renewed_certificate_is_used_for_new_calls_and_transfers() {
-    let store = Store::start().await;
+    let store = AuthenticatedStore::start().await;
     let authentication = store.certificates.program("client");
-    authentication.tls.keep_current(&store.supervisor);
+    authentication.tls.reload_on_change(&store.supervisor);
     let client = store.client(&authentication);
     client.put("before", b"old", &PutOptions::default()).await.unwrap();
     assert_eq!(client.get("before").await.unwrap(), &b"old"[..]);
 
     let shown = authentication.tls.own_fingerprint();
     store.certificates.files("client");
-    until("the files are read again", async || authentication.tls.own_fingerprint() != shown).await;
+    wait_until("the files are read again", async || authentication.tls.own_fingerprint() != shown).await;
     client.put("after", b"new", &PutOptions::default()).await.unwrap();
     assert_eq!(client.get("after").await.unwrap(), &b"new"[..]);
     assert_eq!(client.get("before").await.unwrap(), &b"old"[..]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn programs_without_a_certificate_of_the_authority_are_refused_on_every_port() {
-    let store = Store::start().await;
-    let foreign = Certificates::new();
+async fn every_port_rejects_clients_without_a_ca_certificate() {
+    let store = AuthenticatedStore::start().await;
+    let foreign = AuthenticationCertificates::new();
     let flags = |who| {
         let mut flags = foreign.flags(who, '-');
         flags[2] = format!("--store-tls-ca={}", store.certificates.files("ca").ca.display());
@@ -292,58 +303,69 @@ async fn programs_without_a_certificate_of_the_authority_are_refused_on_every_po
         for path in closed {
             assert_eq!(status(path).await, 403, "{address}{path}");
         }
-        let plain = moongate_runtime::plain_http().build().unwrap();
+        let plain = moongate_runtime::plain_http_client().build().unwrap();
         assert!(plain.get(format!("http://{address}/health")).send().await.is_err());
     }
     let mine = store.certificates.program("me");
-    let admin =
-        Admin::authenticated(&store.master.admin, admin::Options::default(), Some(&mine.tls)).unwrap();
+    let admin = AdminClient::authenticated(
+        &store.master.admin,
+        admin::AdminClientOptions::default(),
+        Some(&mine.tls),
+    )
+    .unwrap();
     assert_eq!(admin.segments().await.unwrap().len(), 2);
     let stranger =
         PeerTls::load(PeerTlsFiles { ca: store.certificates.files("ca").ca, ..foreign.files("x") }).unwrap();
-    let admin =
-        Admin::authenticated(&store.master.admin, admin::Options::default(), Some(&stranger)).unwrap();
+    let admin = AdminClient::authenticated(
+        &store.master.admin,
+        admin::AdminClientOptions::default(),
+        Some(&stranger),
+    )
+    .unwrap();
     assert!(admin.health().await.is_err());
 
     // Handshakes and the data plane.
     let node = &store.nodes[0];
-    let plain = Directory::new(&Metadata::Handshake).unwrap();
+    let plain = DescriptorDirectory::new(&MetadataSource::Handshake).unwrap();
     let refused = plain.descriptor(&node.name).await.unwrap_err().to_string();
     assert!(refused.contains("set --store-tls-cert"), "{refused}");
-    let secured = Directory::authenticated(&Metadata::Handshake, Some(&stranger)).unwrap();
+    let secured = DescriptorDirectory::authenticated(&MetadataSource::Handshake, Some(&stranger)).unwrap();
     assert!(secured.descriptor(&node.name).await.is_err());
-    let secured = Directory::authenticated(&Metadata::Handshake, Some(&mine.tls)).unwrap();
+    let secured = DescriptorDirectory::authenticated(&MetadataSource::Handshake, Some(&mine.tls)).unwrap();
     let buffer = secured.descriptor(&node.name).await.unwrap().buffers[0].addr;
-    for protocol in [Protocol::V2, Protocol::Checked] {
-        let mut plain = Connection::open("127.0.0.1", node.data, protocol, Limits::default()).await.unwrap();
+    for protocol in [TransferProtocol::V2, TransferProtocol::Checked] {
+        let mut plain = TransferConnection::open("127.0.0.1", node.data, protocol, TransferLimits::default())
+            .await
+            .unwrap();
         assert!(plain.read(buffer, &mut [0; 8]).await.is_err());
         assert!(plain.write(buffer, &[0; 8]).await.is_err());
     }
-    let stranger = Connection::open_secured("127.0.0.1", node.data, Limits::default(), &stranger).await;
+    let stranger =
+        TransferConnection::open_secured("127.0.0.1", node.data, TransferLimits::default(), &stranger).await;
     if let Ok(mut stranger) = stranger {
-        stranger.present(Some(forged()));
+        stranger.set_capability(Some(forged()));
         assert!(stranger.read(buffer, &mut [0; 8]).await.is_err());
     }
 }
 
 /// A capability that was not signed with the segment's key.
 fn forged() -> Capability {
-    let grant = Grant { rights: Rights::Read, start: 0, size: u64::MAX, expires_ms: u64::MAX };
+    let grant = AccessGrant { rights: AccessRights::Read, start: 0, size: u64::MAX, expires_ms: u64::MAX };
     SegmentKey::new([0; 32]).sign(Uuid::default(), grant, &[0; 32])
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_certificate_alone_reads_and_writes_nothing() {
-    let store = Store::start().await;
+    let store = AuthenticatedStore::start().await;
     let (owner, other) = (store.certificates.program("owner"), store.certificates.program("other"));
     let client = store.client(&owner);
     client.put("mine", &[7; 4096], &PutOptions::default()).await.unwrap();
     client.put("next", &[8; 4096], &PutOptions::default()).await.unwrap();
     let BufferDescriptor { endpoint, address, size, .. } = store.replicas(&client, "mine").await.remove(0);
-    let read = owner.grants.find(&endpoint, Rights::Read, address, size).unwrap();
-    let refused = async |peer: &Authentication, capability, start, writes| {
+    let read = owner.grants.find(&endpoint, AccessRights::Read, address, size).unwrap();
+    let refused = async |peer: &StoreCredentials, capability, start, writes| {
         let mut connection = store.dial(&endpoint, peer).await.unwrap();
-        connection.present(capability);
+        connection.set_capability(capability);
         let mut bytes = [0; 4096];
         let moved = match writes {
             true => connection.write(start, &bytes).await,
@@ -356,16 +378,25 @@ async fn a_certificate_alone_reads_and_writes_nothing() {
         }
     };
     assert_eq!(refused(&owner, Some(read), address, false).await, None, "what was granted is read");
-    assert_eq!(refused(&owner, Some(read), address + 4096, false).await, Some(Ok(Refusal::Range)));
-    assert_eq!(refused(&owner, Some(read), address, true).await, Some(Ok(Refusal::Rights)));
-    assert_eq!(refused(&other, Some(read), address, false).await, Some(Ok(Refusal::Forged)));
-    assert_eq!(refused(&other, Some(forged()), address, false).await, Some(Ok(Refusal::Forged)));
+    assert_eq!(
+        refused(&owner, Some(read), address + 4096, false).await,
+        Some(Ok(CapabilityError::OutOfRange))
+    );
+    assert_eq!(refused(&owner, Some(read), address, true).await, Some(Ok(CapabilityError::WrongOperation)));
+    assert_eq!(
+        refused(&other, Some(read), address, false).await,
+        Some(Ok(CapabilityError::InvalidSignature))
+    );
+    assert_eq!(
+        refused(&other, Some(forged()), address, false).await,
+        Some(Ok(CapabilityError::InvalidSignature))
+    );
     let none = refused(&other, None, address, false).await.unwrap().unwrap_err();
     assert!(none.contains("the master has granted no access"), "{none}");
 
     tokio::time::sleep(Duration::from_millis(3000)).await;
-    assert_eq!(refused(&owner, Some(read), address, false).await, Some(Ok(Refusal::Expired)));
-    assert!(owner.grants.find(&endpoint, Rights::Read, address, size).is_none());
+    assert_eq!(refused(&owner, Some(read), address, false).await, Some(Ok(CapabilityError::Expired)));
+    assert!(owner.grants.find(&endpoint, AccessRights::Read, address, size).is_none());
     assert!(client.get("mine").await.unwrap() == vec![7; 4096], "nothing was written");
 
     let http = owner.tls.http_client().build().unwrap();
@@ -382,20 +413,20 @@ async fn a_certificate_alone_reads_and_writes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_program_with_certificates_and_a_store_without_explain_each_other() {
-    let certificates = Certificates::new();
-    let master = Master::start("0", &[]).await;
+async fn tls_and_plaintext_mismatch_is_explained_on_both_sides() {
+    let certificates = AuthenticationCertificates::new();
+    let master = AuthenticatedMaster::start("0", &[]).await;
     let flags = certificates.flags("client", '-');
     let at = format!("--master={}", master.rpc);
     let arguments = ["kv", "get", "k", &at].into_iter().chain(flags.iter().map(String::as_str));
-    let ran = Binary::run(&arguments.collect::<Vec<_>>()).await;
+    let ran = MoongateProcess::run(&arguments.collect::<Vec<_>>()).await;
     assert_eq!(ran.status.code(), Some(1), "{}", ran.stderr);
     assert!(ran.stderr.contains("if it does not use TLS, set --store-tls-cert"), "{}", ran.stderr);
 }
 
 #[tokio::test]
 async fn settings_are_checked_at_start() {
-    let certificates = Certificates::new();
+    let certificates = AuthenticationCertificates::new();
     let [cert, key, ca] = <[String; 3]>::try_from(certificates.flags("x", '-')).unwrap();
     let master = certificates.flags("x", '_');
     for (arguments, expected) in [
@@ -430,7 +461,7 @@ async fn settings_are_checked_at_start() {
             "--store-tls-ca needs --store-tls-cert",
         ),
     ] {
-        let ran = Binary::run(&arguments).await;
+        let ran = MoongateProcess::run(&arguments).await;
         assert_eq!(ran.status.code(), Some(2), "{arguments:?}: {}", ran.stderr);
         assert!(ran.stderr.contains(expected), "{arguments:?}: {}", ran.stderr);
     }

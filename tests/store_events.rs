@@ -2,7 +2,7 @@
 //! behind a front that says it does, and what would be published is published here.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests fail by panicking")]
 
-#[path = "../kvstore/tests/store/world.rs"]
+#[path = "../kvstore/tests/store/harness.rs"]
 mod store;
 mod world;
 
@@ -18,48 +18,53 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use bytes::Bytes;
 use futures_util::stream::{StreamExt as _, once};
-use mooncake_wire::events::Medium;
-use mooncake_wire::events::mooncake::{Change, DEFAULT_TENANT, Event, Object, encode_batch};
+use mooncake_wire::events::StorageMedium;
+use mooncake_wire::events::mooncake::{
+    DEFAULT_TENANT, StoreEvent, StoreEventKind, StoreEventObject, encode_batch,
+};
 use moongate_runtime::Supervisor;
-use moongate_zmtp::{Endpoint, Message, Options, Publisher};
+use moongate_zmtp::{ZmtpEndpoint, ZmtpMessage, ZmtpOptions, ZmtpPublisher};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use store::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode};
-use world::fleet::World;
-use world::stored::{PAGE, SMALL, foretold, grows_to, metric, metric_is, objects, prompt};
+use world::fleet::TestFleet;
+use world::store_prompts::{
+    BLOCK_TOKENS, SMALL_OBJECT_BYTES, metric, objects, predicted_store_tokens, prompt, wait_for_growth_to,
+    wait_for_metric,
+};
 
 /// Events in one message, as a master sends them.
 const EVENTS_AT_ONCE: usize = 64;
 
 /// A real master's admin server, behind a front that adds events.
-struct Front {
+struct MasterAdminProxy {
     address: String,
-    shared: Arc<Shared>,
+    shared: Arc<MasterAdminProxyState>,
     supervisor: Supervisor,
 }
 
-struct Shared {
+struct MasterAdminProxyState {
     /// The real one.
     admin: String,
     client: reqwest::Client,
     published: AtomicU64,
     /// Whether the second half of a list of keys is kept back.
-    held: watch::Sender<bool>,
+    is_list_paused: watch::Sender<bool>,
 }
 
-impl Front {
+impl MasterAdminProxy {
     async fn start(master: &RealMaster) -> Self {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(MasterAdminProxyState {
             admin: master.admin.clone(),
             client: world::client(),
             published: AtomicU64::new(0),
-            held: watch::Sender::new(false),
+            is_list_paused: watch::Sender::new(false),
         });
         let app = Router::new()
             .route("/kv_events/status", get(status))
             .route("/get_all_keys", get(list))
-            .fallback(pass)
+            .fallback(forward)
             .with_state(shared.clone());
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -69,7 +74,7 @@ impl Front {
     }
 }
 
-async fn status(State(shared): State<Arc<Shared>>) -> Response {
+async fn status(State(shared): State<Arc<MasterAdminProxyState>>) -> Response {
     let batches = shared.published.load(Ordering::Relaxed);
     axum::Json(serde_json::json!({
         "enabled": true, "published_batches": batches, "published_events": batches, "dropped_events": 0,
@@ -78,10 +83,10 @@ async fn status(State(shared): State<Arc<Shared>>) -> Response {
     .into_response()
 }
 
-async fn list(State(shared): State<Arc<Shared>>) -> Response {
+async fn list(State(shared): State<Arc<MasterAdminProxyState>>) -> Response {
     let url = format!("http://{}/get_all_keys", shared.admin);
     let all = shared.client.get(url).send().await.unwrap().bytes().await.unwrap();
-    let mut held = shared.held.subscribe();
+    let mut held = shared.is_list_paused.subscribe();
     let (first, second) = (all.slice(..all.len() / 2), all.slice(all.len() / 2..));
     let second = async move {
         // The sender stays.
@@ -92,32 +97,32 @@ async fn list(State(shared): State<Arc<Shared>>) -> Response {
     Body::from_stream(parts).into_response()
 }
 
-async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+async fn forward(State(shared): State<Arc<MasterAdminProxyState>>, request: Request) -> Response {
     let url = format!("http://{}{}", shared.admin, request.uri());
     let answer = shared.client.get(url).send().await.unwrap();
     (answer.status(), answer.bytes().await.unwrap()).into_response()
 }
 
 /// The master's event socket.
-struct Events {
-    publisher: Publisher,
+struct TestEventSocket {
+    publisher: ZmtpPublisher,
     stop: CancellationToken,
     address: String,
-    shared: Arc<Shared>,
+    shared: Arc<MasterAdminProxyState>,
     /// The next message's.
     sequence: u64,
 }
 
-impl Events {
-    async fn start(front: &Front) -> Self {
+impl TestEventSocket {
+    async fn start(front: &MasterAdminProxy) -> Self {
         Self::start_at(front, "tcp://127.0.0.1:*", 1).await
     }
 
-    async fn start_at(front: &Front, address: &str, sequence: u64) -> Self {
-        let endpoint: Endpoint = address.parse().unwrap();
+    async fn start_at(front: &MasterAdminProxy, address: &str, sequence: u64) -> Self {
+        let endpoint: ZmtpEndpoint = address.parse().unwrap();
         let bound = async {
             loop {
-                if let Ok(bound) = Publisher::bind(&endpoint, Options::default()).await {
+                if let Ok(bound) = ZmtpPublisher::bind(&endpoint, ZmtpOptions::default()).await {
                     return bound;
                 }
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -139,18 +144,19 @@ impl Events {
     }
 
     /// Publishes that objects came, or went.
-    fn publish<'k>(&mut self, keys: &'k [String], change: fn(Object<'k>) -> Change<'k>) {
+    fn publish<'k>(&mut self, keys: &'k [String], change: fn(StoreEventObject<'k>) -> StoreEventKind<'k>) {
         for keys in keys.chunks(EVENTS_AT_ONCE) {
-            let changes =
-                keys.iter().map(|key| change(Object { key, group: None, medium: Medium::StoreMemory }));
+            let changes = keys
+                .iter()
+                .map(|key| change(StoreEventObject { key, group: None, medium: StorageMedium::StoreMemory }));
             self.send(DEFAULT_TENANT, changes);
         }
     }
 
-    fn send<'a>(&mut self, tenant: &'a str, changes: impl Iterator<Item = Change<'a>>) {
+    fn send<'a>(&mut self, tenant: &'a str, changes: impl Iterator<Item = StoreEventKind<'a>>) {
         let timestamp_ms = now_ms();
-        let events: Vec<Event<'_>> = changes
-            .map(|change| Event { id: self.sequence, timestamp_ms, tenant, backend: "pool", change })
+        let events: Vec<StoreEvent<'_>> = changes
+            .map(|change| StoreEvent { id: self.sequence, timestamp_ms, tenant, backend: "pool", change })
             .collect();
         let mut payload = Vec::new();
         encode_batch(timestamp_ms, &events, &mut payload);
@@ -160,12 +166,12 @@ impl Events {
     fn send_payload(&mut self, payload: Vec<u8>) {
         let sequence = Bytes::copy_from_slice(&self.sequence.to_be_bytes());
         self.shared.published.fetch_add(1, Ordering::Relaxed);
-        self.publisher.publish(Message::new(vec![Bytes::new(), sequence, payload.into()]));
+        self.publisher.publish(ZmtpMessage::new(vec![Bytes::new(), sequence, payload.into()]));
         self.sequence += 1;
     }
 
     /// Messages that are published, but never come.
-    fn lose(&mut self, messages: u64) {
+    fn skip_messages(&mut self, messages: u64) {
         self.shared.published.fetch_add(messages, Ordering::Relaxed);
         self.sequence += messages;
     }
@@ -176,94 +182,94 @@ fn now_ms() -> u64 {
 }
 
 /// A store, and a gateway that follows its events.
-struct Setup {
+struct StoreEventsFixture {
     master: RealMaster,
     node: RealNode,
-    front: Front,
-    events: Events,
-    world: World,
+    admin_proxy: MasterAdminProxy,
+    events: TestEventSocket,
+    world: TestFleet,
 }
 
-impl Setup {
+impl StoreEventsFixture {
     async fn start() -> Self {
         let master = RealMaster::start(NEWEST).await;
         let node = RealNode::start(&master, HANDSHAKE, 64).await;
-        let front = Front::start(&master).await;
-        let events = Events::start(&front).await;
-        let world = world::stored::world(&front.address, &[&events.flag()]).await;
-        let mut setup = Self { master, node, front, events, world };
-        setup.is_current().await;
-        metric_is(&setup.world, "moongate_store_nodes", |nodes| nodes == 1).await;
+        let front = MasterAdminProxy::start(&master).await;
+        let events = TestEventSocket::start(&front).await;
+        let world = world::store_prompts::start_fleet_with_store(&front.address, &[&events.flag()]).await;
+        let mut setup = Self { master, node, admin_proxy: front, events, world };
+        setup.wait_until_current().await;
+        wait_for_metric(&setup.world, "moongate_store_nodes", |nodes| nodes == 1).await;
         // The node's coming may cause another reading, which would be counted later. What comes before a gap is read with it.
-        setup.events.lose(1);
-        setup.events.publish(&["unknown".to_owned()], Change::Stored);
-        setup.gaps_are(1).await;
-        setup.is_current().await;
+        setup.events.skip_messages(1);
+        setup.events.publish(&["unknown".to_owned()], StoreEventKind::Stored);
+        setup.wait_for_gaps(1).await;
+        setup.wait_until_current().await;
         setup
     }
 
-    async fn gaps_are(&self, gaps: u64) {
-        metric_is(&self.world, "moongate_store_event_gaps_total", |now| now == gaps).await;
+    async fn wait_for_gaps(&self, gaps: u64) {
+        wait_for_metric(&self.world, "moongate_store_event_gaps_total", |now| now == gaps).await;
     }
 
     /// Waits until events come, and what was missed before has been read.
-    async fn is_current(&self) {
-        metric_is(&self.world, "moongate_store_events_current", |current| current == 1).await;
+    async fn wait_until_current(&self) {
+        wait_for_metric(&self.world, "moongate_store_events_current", |current| current == 1).await;
     }
 
-    async fn readings(&self) -> u64 {
+    async fn key_listings(&self) -> u64 {
         metric(&self.world, "moongate_store_readings_total").await
     }
 
     /// Stores a prompt's pages, and tells.
     async fn put(&mut self, prompt: &[u32]) {
-        let keys = self.put_silently(prompt).await;
-        self.events.publish(&keys, Change::Stored);
+        let keys = self.put_without_event(prompt).await;
+        self.events.publish(&keys, StoreEventKind::Stored);
     }
 
-    async fn put_silently(&mut self, prompt: &[u32]) -> Vec<String> {
+    async fn put_without_event(&mut self, prompt: &[u32]) -> Vec<String> {
         let keys = objects(prompt).concat();
-        assert_eq!(self.node.fill(&keys, SMALL).await, 0);
+        assert_eq!(self.node.fill(&keys, SMALL_OBJECT_BYTES).await, 0);
         keys
     }
 
-    async fn remove_silently(&mut self, keys: &[String]) {
+    async fn remove_without_event(&mut self, keys: &[String]) {
         for key in keys {
             self.node.remove(key).await;
         }
     }
 
     /// Waits until the index has so many pages, as nobody asks for them.
-    async fn has_pages(&self, pages: usize) {
-        metric_is(&self.world, "moongate_index_pages", |known| known == pages as u64).await;
+    async fn wait_for_indexed_blocks(&self, pages: usize) {
+        wait_for_metric(&self.world, "moongate_index_pages", |known| known == pages as u64).await;
     }
 
     /// Checks that the index has as many pages as the store, and that these prompts are foretold as far as their pages are there.
-    async fn agrees_with_the_store(&self, prompts: &[Vec<u32>]) {
+    async fn assert_matches_store(&self, prompts: &[Vec<u32>]) {
         let (mut listed, mut keys) = (BTreeSet::new(), self.master.admin().keys().await.unwrap());
         while let Some(page) = keys.next().await.unwrap() {
             listed.extend(page.iter().map(str::to_owned));
         }
         let pages: BTreeSet<&str> = listed.iter().filter_map(|key| key.split('_').nth(1)).collect();
-        self.has_pages(pages.len()).await;
+        self.wait_for_indexed_blocks(pages.len()).await;
         for prompt in prompts {
             let complete =
                 objects(prompt).iter().take_while(|page| page.iter().all(|key| listed.contains(key))).count();
-            grows_to(&self.world, prompt, u32::try_from(complete).unwrap()).await;
+            wait_for_growth_to(&self.world, prompt, u32::try_from(complete).unwrap()).await;
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pages_are_known_a_moment_after_their_event() {
-    let mut setup = Setup::start().await;
-    let readings = setup.readings().await;
+    let mut setup = StoreEventsFixture::start().await;
+    let readings = setup.key_listings().await;
     let mut took = Vec::new();
     for number in 1..=21 {
-        let keys = setup.put_silently(&prompt(number, 10)).await;
+        let keys = setup.put_without_event(&prompt(number, 10)).await;
         let told = Instant::now();
-        setup.events.publish(&keys, Change::Stored);
-        setup.has_pages(number as usize * 10).await;
+        setup.events.publish(&keys, StoreEventKind::Stored);
+        setup.wait_for_indexed_blocks(number as usize * 10).await;
         took.push(told.elapsed());
     }
     took.sort();
@@ -272,31 +278,31 @@ async fn pages_are_known_a_moment_after_their_event() {
     assert!(took[10] < Duration::from_millis(100), "{took:?}");
     // One object less, and the page is not complete, although it was seen in the store just now.
     let last = prompt(21, 10);
-    grows_to(&setup.world, &last, 10).await;
+    wait_for_growth_to(&setup.world, &last, 10).await;
     let heard = metric(&setup.world, "moongate_store_events_total").await;
     let gone = objects(&last)[7][1].clone();
     setup.node.remove(&gone).await;
-    setup.events.publish(std::slice::from_ref(&gone), Change::Removed);
-    metric_is(&setup.world, "moongate_store_events_total", |now| now > heard).await;
-    assert_eq!(foretold(&setup.world, &last).await, 7 * u64::from(PAGE));
-    setup.node.put(&gone, SMALL).await;
-    setup.events.publish(&[gone], Change::Stored);
-    grows_to(&setup.world, &last, 10).await;
-    assert_eq!(setup.readings().await, readings, "events were enough");
-    setup.gaps_are(1).await;
+    setup.events.publish(std::slice::from_ref(&gone), StoreEventKind::Removed);
+    wait_for_metric(&setup.world, "moongate_store_events_total", |now| now > heard).await;
+    assert_eq!(predicted_store_tokens(&setup.world, &last).await, 7 * u64::from(BLOCK_TOKENS));
+    setup.node.put(&gone, SMALL_OBJECT_BYTES).await;
+    setup.events.publish(&[gone], StoreEventKind::Stored);
+    wait_for_growth_to(&setup.world, &last, 10).await;
+    assert_eq!(setup.key_listings().await, readings, "events were enough");
+    setup.wait_for_gaps(1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_missed_is_read_once() {
-    let mut setup = Setup::start().await;
+    let mut setup = StoreEventsFixture::start().await;
     let [known, missed, late] = [1, 2, 3].map(|number| prompt(number, 10));
     setup.put(&known).await;
-    setup.has_pages(10).await;
-    let readings = setup.readings().await;
-    setup.put_silently(&missed).await;
+    setup.wait_for_indexed_blocks(10).await;
+    let readings = setup.key_listings().await;
+    setup.put_without_event(&missed).await;
     let removed = objects(&known)[4].clone();
-    setup.remove_silently(&removed).await;
-    setup.events.lose(3);
+    setup.remove_without_event(&removed).await;
+    setup.events.skip_messages(3);
     setup.put(&late).await;
     let begun = Instant::now();
     loop {
@@ -308,96 +314,98 @@ async fn what_was_missed_is_read_once() {
         assert!(begun.elapsed() < LIMIT, "{pages} pages");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    setup.is_current().await;
-    setup.agrees_with_the_store(&[known, missed, late]).await;
-    assert_eq!(setup.readings().await, readings + 1);
+    setup.wait_until_current().await;
+    setup.assert_matches_store(&[known, missed, late]).await;
+    assert_eq!(setup.key_listings().await, readings + 1);
     // The next ones are no news of a gap.
     let next = prompt(4, 10);
     setup.put(&next).await;
-    setup.has_pages(39).await;
-    assert_eq!(setup.readings().await, readings + 1);
-    setup.gaps_are(2).await;
+    setup.wait_for_indexed_blocks(39).await;
+    assert_eq!(setup.key_listings().await, readings + 1);
+    setup.wait_for_gaps(2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_publisher_may_start_again() {
-    let mut setup = Setup::start().await;
+    let mut setup = StoreEventsFixture::start().await;
     let prompts = [1, 2, 3, 4].map(|number| prompt(number, 10));
     setup.put(&prompts[0]).await;
-    setup.has_pages(10).await;
+    setup.wait_for_indexed_blocks(10).await;
     let address = setup.events.address.clone();
-    let lost = Events::start(&setup.front).await;
+    let lost = TestEventSocket::start(&setup.admin_proxy).await;
     std::mem::replace(&mut setup.events, lost).stop.cancel();
-    metric_is(&setup.world, "moongate_store_events_current", |current| current == 0).await;
-    setup.put_silently(&prompts[1]).await;
-    setup.events = Events::start_at(&setup.front, &address, 0).await;
-    setup.is_current().await;
-    setup.agrees_with_the_store(&prompts[..2]).await;
-    let readings = setup.readings().await;
+    wait_for_metric(&setup.world, "moongate_store_events_current", |current| current == 0).await;
+    setup.put_without_event(&prompts[1]).await;
+    setup.events = TestEventSocket::start_at(&setup.admin_proxy, &address, 0).await;
+    setup.wait_until_current().await;
+    setup.assert_matches_store(&prompts[..2]).await;
+    let readings = setup.key_listings().await;
     for (known, prompt) in (3..).zip(&prompts[2..]) {
         setup.put(prompt).await;
-        setup.has_pages(known * 10).await;
+        setup.wait_for_indexed_blocks(known * 10).await;
     }
-    assert_eq!(setup.readings().await, readings, "numbers that begin at 0 have no gap");
-    setup.agrees_with_the_store(&prompts).await;
+    assert_eq!(setup.key_listings().await, readings, "numbers that begin at 0 have no gap");
+    setup.assert_matches_store(&prompts).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_during_a_reading_count() {
-    let mut setup = Setup::start().await;
+    let mut setup = StoreEventsFixture::start().await;
     let prompts: Vec<Vec<u32>> = (1..=100).map(|number| prompt(number, 10)).collect();
     for prompt in &prompts {
-        setup.put_silently(prompt).await;
+        setup.put_without_event(prompt).await;
     }
     // The reading that a gap causes stops in the middle.
-    setup.front.shared.held.send_replace(true);
-    setup.events.lose(1);
+    setup.admin_proxy.shared.is_list_paused.send_replace(true);
+    setup.events.skip_messages(1);
     let applied = "moongate_store_event_lag_seconds_count";
     let before = metric(&setup.world, applied).await;
-    setup.events.publish(&objects(&prompts[0])[0][..1], Change::Stored);
-    metric_is(&setup.world, applied, |times| times == before + 1).await;
-    metric_is(&setup.world, "moongate_index_pages", |pages| pages > 100).await;
+    setup.events.publish(&objects(&prompts[0])[0][..1], StoreEventKind::Stored);
+    wait_for_metric(&setup.world, applied, |times| times == before + 1).await;
+    wait_for_metric(&setup.world, "moongate_index_pages", |pages| pages > 100).await;
     // This is applied while the reading lasts.
     let during = prompt(101, 10);
     setup.put(&during).await;
-    metric_is(&setup.world, applied, |times| times > before + 1).await;
+    wait_for_metric(&setup.world, applied, |times| times > before + 1).await;
     // Some of these have been read already, some not.
     let mut removed: Vec<String> =
         prompts.iter().step_by(5).flat_map(|prompt| objects(prompt)[5].clone()).collect();
     // One object alone makes its page useless too.
     removed.push(objects(&prompts[1])[8][0].clone());
-    setup.remove_silently(&removed).await;
-    setup.events.publish(&removed, Change::Removed);
-    setup.front.shared.held.send_replace(false);
-    setup.is_current().await;
+    setup.remove_without_event(&removed).await;
+    setup.events.publish(&removed, StoreEventKind::Removed);
+    setup.admin_proxy.shared.is_list_paused.send_replace(false);
+    setup.wait_until_current().await;
     let all: Vec<Vec<u32>> = prompts.into_iter().chain([during]).collect();
-    setup.agrees_with_the_store(&all).await;
+    setup.assert_matches_store(&all).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_about_others_are_passed_over() {
-    let mut setup = Setup::start().await;
+    let mut setup = StoreEventsFixture::start().await;
     let (ours, other) = (prompt(1, 10), prompt(2, 10));
     setup.put(&ours).await;
-    setup.has_pages(10).await;
+    setup.wait_for_indexed_blocks(10).await;
     let heard = metric(&setup.world, "moongate_store_events_total").await;
-    let keys = setup.put_silently(&other).await;
-    let object = |key| Change::Stored(Object { key, group: None, medium: Medium::StoreMemory });
+    let keys = setup.put_without_event(&other).await;
+    let object = |key| {
+        StoreEventKind::Stored(StoreEventObject { key, group: None, medium: StorageMedium::StoreMemory })
+    };
     let strangers: Vec<String> = keys.iter().map(|key| key.replace("sim_", "another-model_")).collect();
-    setup.events.publish(&strangers, Change::Stored);
-    setup.events.publish(&["12345".to_owned(), "warm-up".to_owned(), String::new()], Change::Stored);
+    setup.events.publish(&strangers, StoreEventKind::Stored);
+    setup.events.publish(&["12345".to_owned(), "warm-up".to_owned(), String::new()], StoreEventKind::Stored);
     setup.events.send("somebody", keys.iter().map(|key| object(key)));
     setup.events.send_payload(b"garbage".to_vec());
     // What is stored by an event may have been removed since: the master is asked.
     let [gone, _] = objects(&ours)[9].clone();
     setup.node.remove(&gone).await;
-    setup.events.publish(&[gone], Change::Stored);
-    metric_is(&setup.world, "moongate_store_events_total", |now| now == heard + 1).await;
-    metric_is(&setup.world, "moongate_store_events_unread_total", |unread| unread == 1).await;
+    setup.events.publish(&[gone], StoreEventKind::Stored);
+    wait_for_metric(&setup.world, "moongate_store_events_total", |now| now == heard + 1).await;
+    wait_for_metric(&setup.world, "moongate_store_events_unread_total", |unread| unread == 1).await;
     assert_eq!(metric(&setup.world, "moongate_index_pages").await, 10);
-    setup.gaps_are(1).await;
+    setup.wait_for_gaps(1).await;
     // A tenant's objects are gone all at once.
-    setup.events.send(DEFAULT_TENANT, std::iter::once(Change::Cleared));
-    setup.has_pages(0).await;
-    grows_to(&setup.world, &ours, 9).await;
+    setup.events.send(DEFAULT_TENANT, std::iter::once(StoreEventKind::Cleared));
+    setup.wait_for_indexed_blocks(0).await;
+    wait_for_growth_to(&setup.world, &ours, 9).await;
 }

@@ -6,16 +6,16 @@ use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use moongate_memory::holder::Holder;
-use moongate_memory::{Pages, Region};
+use moongate_memory::holder::HolderClient;
+use moongate_memory::{MappedRegion, PageMode};
 
 /// Longer than a start or an end takes, on a machine that is busy with other things too.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The command, killed when dropped.
-struct Running {
+struct HolderProcess {
     child: Child,
-    holder: Holder,
+    holder: HolderClient,
 }
 
 fn command(socket: &Path) -> Command {
@@ -24,13 +24,14 @@ fn command(socket: &Path) -> Command {
     command
 }
 
-impl Running {
+impl HolderProcess {
     fn start(socket: PathBuf) -> Self {
-        let mut running = Self { child: command(&socket).spawn().unwrap(), holder: Holder::at(socket) };
+        let mut running =
+            Self { child: command(&socket).spawn().unwrap(), holder: HolderClient::new(socket) };
         let begun = Instant::now();
         while running.holder.names().is_err() {
             assert!(running.child.try_wait().unwrap().is_none(), "it ended");
-            assert!(begun.elapsed() < PATIENCE, "it does not answer");
+            assert!(begun.elapsed() < TEST_TIMEOUT, "it does not answer");
             thread::sleep(Duration::from_millis(5));
         }
         running
@@ -43,7 +44,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for HolderProcess {
     fn drop(&mut self) {
         // Fails when it has ended already.
         let _ended = self.child.kill();
@@ -55,13 +56,13 @@ impl Drop for Running {
 fn keeps_memory_until_it_is_asked_to_stop() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("holder");
-    let running = Running::start(socket.clone());
-    let memory = running.holder.memory("a", 1 << 20, Pages::Normal).unwrap();
-    Region::from_fd(memory.fd, 1 << 20, None).unwrap().write_at(0, b"moon").unwrap();
-    let again = running.holder.memory("a", 1 << 20, Pages::Normal).unwrap();
-    assert!(!again.fresh);
+    let running = HolderProcess::start(socket.clone());
+    let memory = running.holder.memory("a", 1 << 20, PageMode::Normal).unwrap();
+    MappedRegion::from_fd(memory.fd, 1 << 20, None).unwrap().write_at(0, b"moon").unwrap();
+    let again = running.holder.memory("a", 1 << 20, PageMode::Normal).unwrap();
+    assert!(!again.is_new);
     let mut bytes = [0; 4];
-    Region::from_fd(again.fd, 1 << 20, None).unwrap().read_at(0, &mut bytes).unwrap();
+    MappedRegion::from_fd(again.fd, 1 << 20, None).unwrap().read_at(0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"moon");
 
     assert_eq!(command(&socket).status().unwrap().code(), Some(1), "a second one at the same socket");
@@ -73,12 +74,15 @@ fn keeps_memory_until_it_is_asked_to_stop() {
 fn a_killed_one_can_be_started_again() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("holder");
-    let running = Running::start(socket.clone());
-    running.holder.memory("a", 1 << 20, Pages::Normal).unwrap();
+    let running = HolderProcess::start(socket.clone());
+    running.holder.memory("a", 1 << 20, PageMode::Normal).unwrap();
     drop(running);
     assert!(socket.exists());
-    let running = Running::start(socket);
-    assert!(running.holder.memory("a", 1 << 20, Pages::Normal).unwrap().fresh, "what it held died with it");
+    let running = HolderProcess::start(socket);
+    assert!(
+        running.holder.memory("a", 1 << 20, PageMode::Normal).unwrap().is_new,
+        "what it held died with it"
+    );
 }
 
 #[test]

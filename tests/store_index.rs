@@ -1,7 +1,7 @@
 //! Whether the gateway knows what a real Mooncake store has: real masters and real store nodes, whatever happens to them.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests fail by panicking")]
 
-#[path = "../kvstore/tests/store/world.rs"]
+#[path = "../kvstore/tests/store/harness.rs"]
 mod store;
 mod world;
 
@@ -9,10 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use store::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode};
-use world::fleet::World;
-use world::gateway::Gateway;
-use world::stored::{
-    PAGE, SMALL, THRESHOLD, falls_to, foretold, grows_to, metric, metric_is, objects, predicted, prompt,
+use world::fleet::TestFleet;
+use world::gateway::TestGateway;
+use world::store_prompts::{
+    BLOCK_TOKENS, SMALL_OBJECT_BYTES, STORE_THRESHOLD_TOKENS, metric, objects, predicted_engine,
+    predicted_store_tokens, prompt, wait_for_drop_to, wait_for_growth_to, wait_for_metric,
 };
 
 /// All keys that the master lists.
@@ -28,29 +29,29 @@ async fn listed(master: &RealMaster) -> BTreeSet<String> {
 fn loadable(prompt: &[u32], readable: &BTreeSet<String>) -> u64 {
     let pages = objects(prompt);
     let run = pages.iter().take_while(|page| page.iter().all(|key| readable.contains(key)));
-    let tokens = run.count() as u64 * u64::from(PAGE);
-    if tokens < THRESHOLD { 0 } else { tokens }
+    let tokens = run.count() as u64 * u64::from(BLOCK_TOKENS);
+    if tokens < STORE_THRESHOLD_TOKENS { 0 } else { tokens }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pages_count_when_all_of_them_is_there() {
     let master = RealMaster::start(NEWEST).await;
     let mut node = RealNode::start(&master, HANDSHAKE, 32).await;
-    let world = world::stored::world(&master.admin, &[]).await;
+    let world = world::store_prompts::start_fleet_with_store(&master.admin, &[]).await;
     let prompt = prompt(1, 10);
     let mut pages = objects(&prompt);
     let [_, late] = pages[6].clone();
-    grows_to(&world, &prompt, 0).await;
+    wait_for_growth_to(&world, &prompt, 0).await;
     let first: Vec<String> = pages.drain(..3).flatten().collect();
-    assert_eq!(node.fill(&first, SMALL).await, 0);
+    assert_eq!(node.fill(&first, SMALL_OBJECT_BYTES).await, 0);
     let rest: Vec<String> = pages.into_iter().flatten().filter(|key| *key != late).collect();
     // Three pages are less than an engine asks for.
-    metric_is(&world, "moongate_store_objects", |objects| objects == 6).await;
-    assert_eq!(foretold(&world, &prompt).await, 0);
-    assert_eq!(node.fill(&rest, SMALL).await, 0);
-    grows_to(&world, &prompt, 6).await;
-    node.put(&late, SMALL).await;
-    grows_to(&world, &prompt, 10).await;
+    wait_for_metric(&world, "moongate_store_objects", |objects| objects == 6).await;
+    assert_eq!(predicted_store_tokens(&world, &prompt).await, 0);
+    assert_eq!(node.fill(&rest, SMALL_OBJECT_BYTES).await, 0);
+    wait_for_growth_to(&world, &prompt, 6).await;
+    node.put(&late, SMALL_OBJECT_BYTES).await;
+    wait_for_growth_to(&world, &prompt, 10).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -58,16 +59,16 @@ async fn a_fetch_from_the_same_host_counts_as_near() {
     let master = RealMaster::start(NEWEST).await;
     let mut node = RealNode::start(&master, HANDSHAKE, 32).await;
     let prompt = prompt(1, 10);
-    assert_eq!(node.fill(&objects(&prompt).concat(), SMALL).await, 0);
+    assert_eq!(node.fill(&objects(&prompt).concat(), SMALL_OBJECT_BYTES).await, 0);
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("hosts.toml");
     for (names, farness) in [("127.0.0.1", 0.5), ("10.0.0.1", 1.0)] {
         std::fs::write(&file, format!("[[host]]\nnames = [\"{names}\"]\nplace = {{ node = \"n1\" }}\n"))
             .unwrap();
         let flag = format!("--instances-file={}", file.display());
-        let world = world::stored::world(&master.admin, &[&flag]).await;
-        grows_to(&world, &prompt, 10).await;
-        assert_eq!(predicted(&world, &prompt).await["l3_farness"], farness, "{names}");
+        let world = world::store_prompts::start_fleet_with_store(&master.admin, &[&flag]).await;
+        wait_for_growth_to(&world, &prompt, 10).await;
+        assert_eq!(predicted_engine(&world, &prompt).await["l3_farness"], farness, "{names}");
     }
 }
 
@@ -75,19 +76,19 @@ async fn a_fetch_from_the_same_host_counts_as_near() {
 async fn a_removed_page_ends_the_run() {
     let master = RealMaster::start(NEWEST).await;
     let mut node = RealNode::start(&master, HANDSHAKE, 32).await;
-    let world = world::stored::world(&master.admin, &[]).await;
+    let world = world::store_prompts::start_fleet_with_store(&master.admin, &[]).await;
     let prompt = prompt(1, 10);
     let pages = objects(&prompt);
-    assert_eq!(node.fill(&pages.concat(), SMALL).await, 0);
-    grows_to(&world, &prompt, 10).await;
+    assert_eq!(node.fill(&pages.concat(), SMALL_OBJECT_BYTES).await, 0);
+    wait_for_growth_to(&world, &prompt, 10).await;
     node.remove(&pages[7][1]).await;
-    falls_to(&world, &prompt, 7).await;
+    wait_for_drop_to(&world, &prompt, 7).await;
     node.remove(&pages[5][0]).await;
-    falls_to(&world, &prompt, 5).await;
-    node.put(&pages[5][0], SMALL).await;
-    grows_to(&world, &prompt, 7).await;
-    node.put(&pages[7][1], SMALL).await;
-    grows_to(&world, &prompt, 10).await;
+    wait_for_drop_to(&world, &prompt, 5).await;
+    node.put(&pages[5][0], SMALL_OBJECT_BYTES).await;
+    wait_for_growth_to(&world, &prompt, 7).await;
+    node.put(&pages[7][1], SMALL_OBJECT_BYTES).await;
+    wait_for_growth_to(&world, &prompt, 10).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -98,7 +99,7 @@ async fn what_was_evicted_does_not_count() {
     let master = RealMaster::start(NEWEST).await;
     // Room for 1,024 objects; the prompts have 1,280.
     let mut node = RealNode::start(&master, HANDSHAKE, 64).await;
-    let world = world::stored::world(&master.admin, &[]).await;
+    let world = world::store_prompts::start_fleet_with_store(&master.admin, &[]).await;
     let prompts: Vec<Vec<u32>> = (0..PROMPTS).map(|number| prompt(number, 8)).collect();
     for (number, prompt) in (0..).zip(&prompts) {
         let keys = objects(prompt).concat();
@@ -118,7 +119,7 @@ async fn what_was_evicted_does_not_count() {
             (0..).zip(&prompts).map(|(number, prompt)| (number, loadable(prompt, &readable))).collect();
         let mut told = BTreeMap::new();
         for (number, prompt) in (0..).zip(&prompts) {
-            told.insert(number, foretold(&world, prompt).await);
+            told.insert(number, predicted_store_tokens(&world, prompt).await);
         }
         if told == expected && listed(&master).await == readable {
             assert!(
@@ -138,48 +139,48 @@ async fn pages_of_a_killed_node_stop_counting_within_a_second() {
     let master = RealMaster::start(NEWEST).await;
     let mut doomed = RealNode::start(&master, HANDSHAKE, 32).await;
     let mut other = RealNode::start(&master, HANDSHAKE, 32).await;
-    let world = world::stored::world(&master.admin, &[]).await;
+    let world = world::store_prompts::start_fleet_with_store(&master.admin, &[]).await;
     let prompts = [1, 2, 3, 4].map(|number| prompt(number, 10));
     let [lost, kept, both, copied] = [0, 1, 2, 3].map(|at: usize| objects(&prompts[at]));
-    assert_eq!(doomed.fill_copies(&copied.concat(), SMALL, 2).await, 0);
-    assert_eq!(doomed.fill(&lost.concat(), SMALL).await, 0);
-    assert_eq!(other.fill(&kept.concat(), SMALL).await, 0);
+    assert_eq!(doomed.fill_copies(&copied.concat(), SMALL_OBJECT_BYTES, 2).await, 0);
+    assert_eq!(doomed.fill(&lost.concat(), SMALL_OBJECT_BYTES).await, 0);
+    assert_eq!(other.fill(&kept.concat(), SMALL_OBJECT_BYTES).await, 0);
     // One value of a page in the middle is on the node that dies.
     let (odd, even): (Vec<String>, Vec<String>) =
         both.concat().into_iter().partition(|key| *key == both[5][1]);
-    assert_eq!(doomed.fill(&odd, SMALL).await + other.fill(&even, SMALL).await, 0);
+    assert_eq!(doomed.fill(&odd, SMALL_OBJECT_BYTES).await + other.fill(&even, SMALL_OBJECT_BYTES).await, 0);
     for prompt in &prompts {
-        grows_to(&world, prompt, 10).await;
+        wait_for_growth_to(&world, prompt, 10).await;
     }
     let before = listed(&master).await;
     let killed = Instant::now();
     doomed.kill().await;
-    falls_to(&world, &prompts[0], 0).await;
+    wait_for_drop_to(&world, &prompts[0], 0).await;
     let noticed = killed.elapsed();
-    falls_to(&world, &prompts[2], 5).await;
-    grows_to(&world, &prompts[3], 10).await;
+    wait_for_drop_to(&world, &prompts[2], 5).await;
+    wait_for_growth_to(&world, &prompts[3], 10).await;
     let all = killed.elapsed();
     println!("noticed after {noticed:?}, and what was on both nodes after {all:?}");
-    assert_eq!(foretold(&world, &prompts[1]).await, 640, "the other node's pages");
+    assert_eq!(predicted_store_tokens(&world, &prompts[1]).await, 640, "the other node's pages");
     assert_eq!(listed(&master).await, before, "the master goes on to list them");
     assert!(all < Duration::from_secs(1), "{noticed:?}, {all:?}");
     // A node that comes afterwards counts.
     let mut third = RealNode::start(&master, HANDSHAKE, 32).await;
     let new = prompt(5, 10);
-    assert_eq!(third.fill(&objects(&new).concat(), SMALL).await, 0);
-    grows_to(&world, &new, 10).await;
-    assert_eq!(foretold(&world, &prompts[0]).await, 0);
+    assert_eq!(third.fill(&objects(&new).concat(), SMALL_OBJECT_BYTES).await, 0);
+    wait_for_growth_to(&world, &new, 10).await;
+    assert_eq!(predicted_store_tokens(&world, &prompts[0]).await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restarted_master_has_no_keys() {
     let mut master = RealMaster::start(NEWEST).await;
     let mut node = RealNode::start(&master, HANDSHAKE, 32).await;
-    let world = world::stored::world(&master.admin, &[]).await;
+    let world = world::store_prompts::start_fleet_with_store(&master.admin, &[]).await;
     let prompt = prompt(1, 10);
     let keys = objects(&prompt).concat();
-    assert_eq!(node.fill(&keys, SMALL).await, 0);
-    grows_to(&world, &prompt, 10).await;
+    assert_eq!(node.fill(&keys, SMALL_OBJECT_BYTES).await, 0);
+    wait_for_growth_to(&world, &prompt, 10).await;
     master.kill().await;
     let master = master.start_again().await;
     let back = async {
@@ -188,57 +189,59 @@ async fn a_restarted_master_has_no_keys() {
         }
     };
     tokio::time::timeout(LIMIT, back).await.expect("the node comes back");
-    falls_to(&world, &prompt, 0).await;
-    let again = async { while node.fill(&keys, SMALL).await != 0 {} };
+    wait_for_drop_to(&world, &prompt, 0).await;
+    let again = async { while node.fill(&keys, SMALL_OBJECT_BYTES).await != 0 {} };
     tokio::time::timeout(LIMIT, again).await.expect("the store takes objects again");
-    grows_to(&world, &prompt, 10).await;
+    wait_for_growth_to(&world, &prompt, 10).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_that_starts_later_reads_what_is_there() {
     let master = RealMaster::start(NEWEST).await;
     let mut node = RealNode::start(&master, HANDSHAKE, 32).await;
-    let first = world::stored::world(&master.admin, &[]).await;
+    let first = world::store_prompts::start_fleet_with_store(&master.admin, &[]).await;
     let prompts: Vec<Vec<u32>> = (0..50).map(|number| prompt(number, number % 20 + 1)).collect();
     let keys: Vec<String> = prompts.iter().flat_map(|prompt| objects(prompt).concat()).collect();
-    assert_eq!(node.fill(&keys, SMALL).await, 0);
+    assert_eq!(node.fill(&keys, SMALL_OBJECT_BYTES).await, 0);
     for (number, prompt) in (0..).zip(&prompts) {
         let pages = number % 20 + 1;
-        grows_to(&first, prompt, if pages < 4 { 0 } else { pages }).await;
+        wait_for_growth_to(&first, prompt, if pages < 4 { 0 } else { pages }).await;
     }
     let mut flags = first.engines.flags();
     flags.push(format!("--mooncake-admin={}", master.admin));
-    let gateway = Gateway::start_ready(&flags).await;
-    let World { engines, .. } = first;
-    let second = World { engines, gateway, client: world::client() };
+    let gateway = TestGateway::start_ready(&flags).await;
+    let TestFleet { engines, .. } = first;
+    let second = TestFleet { engines, gateway, client: world::client() };
     // Nobody has asked it yet.
-    metric_is(&second, "moongate_index_pages", |pages| pages == keys.len() as u64 / 2).await;
+    wait_for_metric(&second, "moongate_index_pages", |pages| pages == keys.len() as u64 / 2).await;
     for (number, prompt) in (0..).zip(&prompts) {
         let pages = number % 20 + 1;
-        grows_to(&second, prompt, if pages < 4 { 0 } else { pages }).await;
+        wait_for_growth_to(&second, prompt, if pages < 4 { 0 } else { pages }).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_larger_than_the_index_does_not_displace_what_is_asked_for() {
+async fn store_larger_than_the_index_keeps_requested_blocks() {
     const BOUND: u64 = 1_000;
     let master = RealMaster::start(NEWEST).await;
     let mut node = RealNode::start(&master, HANDSHAKE, 64).await;
     let cold: Vec<String> = (0..500).flat_map(|number| objects(&prompt(number, 10)).concat()).collect();
-    assert_eq!((node.fill(&cold, SMALL).await, cold.len()), (0, 10_000));
-    let world = world::stored::world(&master.admin, &[&format!("--index-pages={BOUND}")]).await;
+    assert_eq!((node.fill(&cold, SMALL_OBJECT_BYTES).await, cold.len()), (0, 10_000));
+    let world =
+        world::store_prompts::start_fleet_with_store(&master.admin, &[&format!("--index-pages={BOUND}")])
+            .await;
     let mut readings = 0;
     let mut unanswered = 0;
     let mut newcomers = Vec::new();
     while readings < 3 {
         for number in 0..5 {
             let hot = prompt(number, 10);
-            if foretold(&world, &hot).await != 640 {
+            if predicted_store_tokens(&world, &hot).await != 640 {
                 // A master that is slow to answer is left alone for a while.
                 let now = metric(&world, "moongate_store_confirmation_failures_total").await;
                 assert!(now > unanswered, "a prompt is forgotten whose pages the master has been asked for");
                 unanswered = now;
-                grows_to(&world, &hot, 10).await;
+                wait_for_growth_to(&world, &hot, 10).await;
             }
         }
         let pages = metric(&world, "moongate_index_pages").await;

@@ -4,7 +4,7 @@
 
 #[path = "../kvstore/master/tests/caller/mod.rs"]
 mod caller;
-#[path = "../kvstore/tests/store/world.rs"]
+#[path = "../kvstore/tests/store/harness.rs"]
 mod world;
 
 use std::collections::BTreeMap;
@@ -15,9 +15,11 @@ use axum::extract::{DefaultBodyLimit, Query, State};
 use axum::http::StatusCode;
 use axum::routing::get;
 use clap::Parser as _;
-use moongate_kvclient::{Client, Metadata, Options, Protocol, Put, PutOptions};
+use moongate_kvclient::{
+    KvClient, KvClientOptions, MetadataSource, PutOptions, PutOutcome, TransferProtocol,
+};
 use moongate_runtime::Supervisor;
-use moongate_store::{Config, Flags, RunningStore};
+use moongate_store::{NodeArgs, NodeConfig, RunningNode};
 use parking_lot::Mutex;
 
 use world::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode};
@@ -26,74 +28,74 @@ const SIZES: [usize; 10] =
     [1, 2, 4095, 4096, 65_535, 65_537, (1 << 20) + 1, 16 << 20, (16 << 20) + 4097, 64 << 20];
 
 #[derive(Clone, Copy, Debug)]
-enum Masters {
-    Theirs,
-    Ours,
+enum MasterImplementation {
+    Mooncake,
+    Moongate,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Nodes {
-    Theirs,
-    Ours,
+enum NodeImplementation {
+    Mooncake,
+    Moongate,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Found {
-    ByHandshake,
-    ByServer,
+enum MetadataMode {
+    Handshake,
+    MetadataServer,
 }
 
 /// The newest version that clients and nodes may speak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Plane {
+enum DataPlaneVersion {
     V1,
     V2,
     /// Ours, between our client and our node; Mooncake's client speaks version 2 to the same node.
-    Checked,
+    Checksummed,
 }
 
 /// A master that lives as long as this.
-enum Master {
-    Theirs(Box<RealMaster>),
-    Ours(Box<caller::Started>),
+enum MatrixMaster {
+    Mooncake(Box<RealMaster>),
+    Moongate(Box<caller::TestMaster>),
 }
 
-impl Master {
-    async fn start(which: Masters) -> Self {
+impl MatrixMaster {
+    async fn start(which: MasterImplementation) -> Self {
         match which {
-            Masters::Theirs => Self::Theirs(Box::new(RealMaster::start(NEWEST).await)),
-            Masters::Ours => Self::Ours(Box::new(caller::started())),
+            MasterImplementation::Mooncake => Self::Mooncake(Box::new(RealMaster::start(NEWEST).await)),
+            MasterImplementation::Moongate => Self::Moongate(Box::new(caller::start_master())),
         }
     }
 
     fn rpc(&self) -> String {
         match self {
-            Self::Theirs(master) => master.rpc.clone(),
-            Self::Ours(master) => master.rpc.address().to_string(),
+            Self::Mooncake(master) => master.rpc.clone(),
+            Self::Moongate(master) => master.rpc.address().to_string(),
         }
     }
 }
 
 /// A node that lives as long as this, and lends 256 MiB.
-enum Node {
-    Theirs(Box<RealNode>),
-    Ours(Box<RunningStore>),
+enum MatrixNode {
+    Mooncake(Box<RealNode>),
+    Moongate(Box<RunningNode>),
 }
 
-impl Node {
+impl MatrixNode {
     async fn start(
-        which: Nodes,
+        which: NodeImplementation,
         master: &str,
         metadata: &str,
         variables: &[(&str, &str)],
         supervisor: &Supervisor,
     ) -> Self {
         match which {
-            Nodes::Theirs => {
-                Self::Theirs(Box::new(RealNode::start_with(NEWEST, master, metadata, 256, variables).await))
+            NodeImplementation::Mooncake => {
+                Self::Mooncake(Box::new(RealNode::start_with(NEWEST, master, metadata, 256, variables).await))
             }
-            Nodes::Ours => {
-                let flags = Flags::parse_from(["moongate store", "--port=0", "--listen=127.0.0.1"]);
+            NodeImplementation::Moongate => {
+                let flags = NodeArgs::parse_from(["moongate store", "--port=0", "--listen=127.0.0.1"]);
                 let value = |key: &str| match key {
                     "MOONCAKE_LOCAL_HOSTNAME" => Some("127.0.0.1".to_owned()),
                     "MOONCAKE_TE_META_DATA_SERVER" => Some(metadata.to_owned()),
@@ -101,39 +103,39 @@ impl Node {
                     "MOONCAKE_GLOBAL_SEGMENT_SIZE" => Some((256 << 20).to_string()),
                     _ => None,
                 };
-                let config = Config::read(None, &[], value).unwrap();
-                Self::Ours(Box::new(moongate_store::start(flags, config, supervisor).await.unwrap()))
+                let config = NodeConfig::read(None, &[], value).unwrap();
+                Self::Moongate(Box::new(moongate_store::start(flags, config, supervisor).await.unwrap()))
             }
         }
     }
 
     async fn stop(self) {
         match self {
-            Self::Theirs(mut node) => node.close().await,
-            Self::Ours(node) => node.stop().await,
+            Self::Mooncake(mut node) => node.close().await,
+            Self::Moongate(node) => node.stop().await,
         }
     }
 }
 
-type Stored = Arc<Mutex<BTreeMap<String, String>>>;
-type Asked = Query<BTreeMap<String, String>>;
+type StoredMetadata = Arc<Mutex<BTreeMap<String, String>>>;
+type MetadataQuery = Query<BTreeMap<String, String>>;
 
 /// An HTTP metadata server.
 async fn metadata_server(supervisor: &Supervisor) -> String {
-    let read = async |State(stored): State<Stored>, Query(asked): Asked| {
+    let read = async |State(stored): State<StoredMetadata>, Query(asked): MetadataQuery| {
         stored.lock().get(&asked["key"]).cloned().ok_or(StatusCode::NOT_FOUND)
     };
-    let write = async |State(stored): State<Stored>, Query(asked): Asked, body: String| {
+    let write = async |State(stored): State<StoredMetadata>, Query(asked): MetadataQuery, body: String| {
         stored.lock().insert(asked["key"].clone(), body);
         "metadata updated"
     };
-    let remove = async |State(stored): State<Stored>, Query(asked): Asked| {
+    let remove = async |State(stored): State<StoredMetadata>, Query(asked): MetadataQuery| {
         stored.lock().remove(&asked["key"]).map(|_| "metadata deleted").ok_or(StatusCode::NOT_FOUND)
     };
     let router = axum::Router::new()
         .route("/metadata", get(read).put(write).delete(remove))
         .layer(DefaultBodyLimit::max(1 << 20))
-        .with_state(Stored::default());
+        .with_state(StoredMetadata::default());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     supervisor.spawn("metadata", async move { axum::serve(listener, router).await.unwrap() });
@@ -148,17 +150,21 @@ fn content(key: &str, size: usize) -> Vec<u8> {
 }
 
 /// Both clients put objects of all sizes and get each other's.
-async fn both_ways(ours: &Client, theirs: &mut RealNode, plane: Plane, what: &str) {
+async fn both_ways(ours: &KvClient, theirs: &mut RealNode, plane: DataPlaneVersion, what: &str) {
     for size in SIZES {
         let began = Instant::now();
         let (mine, other) = (format!("ours-{size}"), format!("theirs-{size}"));
         let put = ours.put(&mine, &content(&mine, size), &PutOptions::default()).await;
-        assert_eq!(put.unwrap_or_else(|error| panic!("{what}: put {mine}: {error}")), Put::Stored, "{what}");
+        assert_eq!(
+            put.unwrap_or_else(|error| panic!("{what}: put {mine}: {error}")),
+            PutOutcome::Stored,
+            "{what}"
+        );
         theirs.put(&other, size).await;
-        assert_eq!(theirs.ask(&format!("read {mine}")).await, "1", "{what}: {mine}");
+        assert_eq!(theirs.send_command(&format!("read {mine}")).await, "1", "{what}: {mine}");
         // Version 1 does not tell when a write is applied, and Mooncake's client does not wait for it.
-        while theirs.ask(&format!("read {other}")).await != "1" {
-            assert!(plane == Plane::V1 && began.elapsed() < LIMIT, "{what}: {other}");
+        while theirs.send_command(&format!("read {other}")).await != "1" {
+            assert!(plane == DataPlaneVersion::V1 && began.elapsed() < LIMIT, "{what}: {other}");
         }
         for key in [mine, other] {
             let got = ours.get(&key).await.unwrap_or_else(|error| panic!("{what}: get {key}: {error}"));
@@ -171,36 +177,42 @@ async fn both_ways(ours: &Client, theirs: &mut RealNode, plane: Plane, what: &st
     let contents: Vec<Vec<u8>> = keys.iter().enumerate().map(|(n, key)| content(key, 1 + 977 * n)).collect();
     let objects: Vec<_> = keys.iter().map(String::as_str).zip(contents.iter().map(Vec::as_slice)).collect();
     for put in ours.put_batch(&objects, &PutOptions::default()).await {
-        assert_eq!(put.unwrap_or_else(|error| panic!("{what}: {error}")), Put::Stored, "{what}");
+        assert_eq!(put.unwrap_or_else(|error| panic!("{what}: {error}")), PutOutcome::Stored, "{what}");
     }
-    assert_eq!(theirs.ask(&format!("read {}", keys.join(" "))).await, "100", "{what}");
+    assert_eq!(theirs.send_command(&format!("read {}", keys.join(" "))).await, "100", "{what}");
     let names: Vec<&str> = keys.iter().map(String::as_str).collect();
     for (got, wanted) in ours.get_batch(&names).await.into_iter().zip(&contents) {
         assert!(got.unwrap_or_else(|error| panic!("{what}: {error}")) == *wanted, "{what}");
     }
 }
 
-async fn check(masters: Masters, nodes: Nodes, found: Found, plane: Plane) {
+async fn check(
+    masters: MasterImplementation,
+    nodes: NodeImplementation,
+    found: MetadataMode,
+    plane: DataPlaneVersion,
+) {
     let what = format!("{masters:?} master, {nodes:?} node, {found:?}, {plane:?}");
     let supervisor = Supervisor::new();
-    let master = Master::start(masters).await;
+    let master = MatrixMaster::start(masters).await;
     let metadata = match found {
-        Found::ByHandshake => HANDSHAKE.to_owned(),
-        Found::ByServer => metadata_server(&supervisor).await,
+        MetadataMode::Handshake => HANDSHAKE.to_owned(),
+        MetadataMode::MetadataServer => metadata_server(&supervisor).await,
     };
     let mut variables = vec![("BUFFER_MEBIBYTES", "160")];
-    if plane == Plane::V1 {
+    if plane == DataPlaneVersion::V1 {
         variables.push(("MC_TCP_PROTO", "1"));
     }
-    let node = Node::start(nodes, &master.rpc(), &metadata, &variables, &supervisor).await;
+    let node = MatrixNode::start(nodes, &master.rpc(), &metadata, &variables, &supervisor).await;
     let newest_protocol = match plane {
-        Plane::V1 => Protocol::V1,
-        Plane::V2 => Protocol::V2,
-        Plane::Checked => Protocol::Checked,
+        DataPlaneVersion::V1 => TransferProtocol::V1,
+        DataPlaneVersion::V2 => TransferProtocol::V2,
+        DataPlaneVersion::Checksummed => TransferProtocol::Checked,
     };
-    let metadata_of_ours = metadata.parse::<Metadata>().unwrap();
-    let options = Options { metadata: metadata_of_ours, newest_protocol, ..Options::default() };
-    let client = Client::new(&master.rpc(), options, &supervisor).unwrap();
+    let metadata_of_ours = metadata.parse::<MetadataSource>().unwrap();
+    let options =
+        KvClientOptions { metadata: metadata_of_ours, newest_protocol, ..KvClientOptions::default() };
+    let client = KvClient::new(&master.rpc(), options, &supervisor).unwrap();
     // A node's own process reads its own memory without the data plane, so it is another one that reads and writes.
     let mut theirs = RealNode::start_with(NEWEST, &master.rpc(), &metadata, 0, &variables).await;
     both_ways(&client, &mut theirs, plane, &what).await;
@@ -208,32 +220,32 @@ async fn check(masters: Masters, nodes: Nodes, found: Found, plane: Plane) {
 }
 
 /// Both ways of finding nodes, and all versions that can be spoken to the node.
-async fn check_all(masters: Masters, nodes: Nodes) {
-    for found in [Found::ByHandshake, Found::ByServer] {
-        check(masters, nodes, found, Plane::V1).await;
-        check(masters, nodes, found, Plane::V2).await;
-        if matches!(nodes, Nodes::Ours) {
-            check(masters, nodes, found, Plane::Checked).await;
+async fn check_all(masters: MasterImplementation, nodes: NodeImplementation) {
+    for found in [MetadataMode::Handshake, MetadataMode::MetadataServer] {
+        check(masters, nodes, found, DataPlaneVersion::V1).await;
+        check(masters, nodes, found, DataPlaneVersion::V2).await;
+        if matches!(nodes, NodeImplementation::Moongate) {
+            check(masters, nodes, found, DataPlaneVersion::Checksummed).await;
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn their_master_their_node() {
-    check_all(Masters::Theirs, Nodes::Theirs).await;
+    check_all(MasterImplementation::Mooncake, NodeImplementation::Mooncake).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn their_master_our_node() {
-    check_all(Masters::Theirs, Nodes::Ours).await;
+    check_all(MasterImplementation::Mooncake, NodeImplementation::Moongate).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn our_master_their_node() {
-    check_all(Masters::Ours, Nodes::Theirs).await;
+    check_all(MasterImplementation::Moongate, NodeImplementation::Mooncake).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn our_master_our_node() {
-    check_all(Masters::Ours, Nodes::Ours).await;
+    check_all(MasterImplementation::Moongate, NodeImplementation::Moongate).await;
 }

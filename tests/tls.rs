@@ -12,23 +12,23 @@ use moongate_sidecar::SidecarOptions;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use world::binary::Binary;
-use world::fleet::Fleet;
-use world::gateway::Gateway;
-use world::secured::{Secured, certificates};
-use world::{PATIENCE, client};
+use world::fleet::TestFleetBuilder;
+use world::gateway::TestGateway;
+use world::process::MoongateProcess;
+use world::tls::{TlsTerminator, generate_certificates};
+use world::{TEST_TIMEOUT, client};
 
 /// Certificates, as text and as files.
-struct Certificates {
+struct TlsTestCertificates {
     folder: TempDir,
     authority: String,
     server: (String, String),
 }
 
-impl Certificates {
+impl TlsTestCertificates {
     fn new() -> Self {
         let folder = TempDir::new().unwrap();
-        let (authority, server, client) = certificates();
+        let (authority, server, client) = generate_certificates();
         for (name, text) in [
             ("ca.pem", &authority),
             ("server.pem", &server.0),
@@ -48,21 +48,21 @@ impl Certificates {
     }
 
     /// An engine behind TLS; with `clients`, one that asks for certificates.
-    async fn before(&self, engine: &SimEngine, clients: bool) -> Secured {
-        Secured::start(engine.addr(), &self.server, clients.then_some(self.authority.as_str())).await
+    async fn before(&self, engine: &SimEngine, clients: bool) -> TlsTerminator {
+        TlsTerminator::start(engine.addr(), &self.server, clients.then_some(self.authority.as_str())).await
     }
 }
 
-async fn complete(gateway: &Gateway, stream: bool) -> (u16, String) {
+async fn complete(gateway: &TestGateway, stream: bool) -> (u16, String) {
     let body = json!({"model": "sim", "prompt": "over TLS", "max_tokens": 3, "stream": stream});
     let sent = client().post(gateway.url("/v1/completions")).json(&body).send().await.unwrap();
     (sent.status().as_u16(), sent.text().await.unwrap())
 }
 
 /// Waits until the gateway says of its only engine that it waits, and why; the reason must have `part`.
-async fn waits_because(gateway: &Gateway, part: &str) {
+async fn waits_because(gateway: &TestGateway, part: &str) {
     let mut last = Value::Null;
-    let waited = tokio::time::timeout(PATIENCE, async {
+    let waited = tokio::time::timeout(TEST_TIMEOUT, async {
         loop {
             last = client().get(gateway.admin_url("/ready")).send().await.unwrap().json().await.unwrap();
             if last["waiting"][0]["reason"].as_str().is_some_and(|reason| reason.contains(part)) {
@@ -75,9 +75,9 @@ async fn waits_because(gateway: &Gateway, part: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pairs_and_workers_that_ask_for_certificates_are_served_over_tls() {
-    let files = Certificates::new();
-    let engines = Fleet::sglang().pairs(1).engines().await;
+async fn engines_that_require_client_certificates_work_over_tls() {
+    let files = TlsTestCertificates::new();
+    let engines = TestFleetBuilder::sglang().pairs(1).engines().await;
     let prefill = files.before(&engines.prefills[0], true).await;
     let decode = files.before(&engines.decodes[0], true).await;
     let mut flags = files.flags(&[
@@ -89,7 +89,7 @@ async fn pairs_and_workers_that_ask_for_certificates_are_served_over_tls() {
     let bootstrap = engines.prefills[0].bootstrap_addr().unwrap().port();
     flags.push(format!("--prefill={},{bootstrap}", prefill.url));
     flags.push(format!("--decode={}", decode.url));
-    let gateway = Gateway::start_ready(&flags).await;
+    let gateway = TestGateway::start_ready(&flags).await;
     for stream in [false, true, true] {
         let (status, text) = complete(&gateway, stream).await;
         assert_eq!(status, 200, "{text}");
@@ -104,37 +104,38 @@ async fn pairs_and_workers_that_ask_for_certificates_are_served_over_tls() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_is_refused_whose_certificate_says_something_else() {
-    let files = Certificates::new();
-    let engines = Fleet::sglang().plain(1).engines().await;
+    let files = TlsTestCertificates::new();
+    let engines = TestFleetBuilder::sglang().plain(1).engines().await;
     let worker = files.before(&engines.workers[0], false).await;
     let by_address = worker.url.replace("localhost", "127.0.0.1");
     let start = async |url: &str, flags: &[&str]| {
         let mut flags = files.flags(flags);
         flags.push(format!("--worker={url}"));
-        Gateway::start(&flags).await
+        TestGateway::start(&flags).await
     };
     let unknown = files.folder.path().join("unknown.pem");
-    std::fs::write(&unknown, certificates().0).unwrap();
+    std::fs::write(&unknown, generate_certificates().0).unwrap();
     waits_because(&start(&worker.url, &["--engine-ca={}/unknown.pem"]).await, "authority").await;
     waits_because(&start(&by_address, &["--engine-ca={}/ca.pem"]).await, "name").await;
     let plain = engines.workers[0].url().replace("http://", "https://");
     waits_because(&start(&plain, &["--engine-ca={}/ca.pem"]).await, "if it does not speak TLS").await;
     let named = files.flags(&["--engine-ca={}/ca.pem", "--engine-tls-name=localhost"]);
-    let named = Gateway::start_ready(&[named, vec![format!("--worker={by_address}")]].concat()).await;
+    let named = TestGateway::start_ready(&[named, vec![format!("--worker={by_address}")]].concat()).await;
     assert_eq!(complete(&named, false).await.0, 200);
     assert_eq!(engines.started(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn files_and_registrations_may_name_engines_with_tls() {
-    let files = Certificates::new();
-    let engines = Fleet::vllm(moongate_loadtest::engine::Connector::Nixl).plain(2).engines().await;
+    let files = TlsTestCertificates::new();
+    let engines =
+        TestFleetBuilder::vllm(moongate_loadtest::engine::VllmConnector::Nixl).plain(2).engines().await;
     let [listed, registered] =
         [files.before(&engines.workers[0], false).await, files.before(&engines.workers[1], false).await];
     let list = format!("[[instance]]\nurl = \"{}\"\nrole = \"plain\"\n", listed.url);
     std::fs::write(files.folder.path().join("engines.toml"), list).unwrap();
     let flags = files.flags(&["--engine-ca={}/ca.pem", "--instances-file={}/engines.toml", "--registration"]);
-    let gateway = Gateway::start_ready(&flags).await;
+    let gateway = TestGateway::start_ready(&flags).await;
     let registration = json!({"url": registered.url, "role": "plain"});
     let sent = client().post(gateway.admin_url("/workers")).json(&registration).send().await.unwrap();
     assert!(sent.status().is_success());
@@ -144,15 +145,15 @@ async fn files_and_registrations_may_name_engines_with_tls() {
 }
 
 #[derive(Debug, clap::Parser)]
-struct SidecarFlags {
+struct SidecarTlsTestArgs {
     #[command(flatten)]
     options: SidecarOptions,
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sidecars_and_explain_reach_a_gateway_whose_admin_listener_has_tls() {
-    let files = Certificates::new();
-    let engines = Fleet::sglang().plain(1).engines().await;
+async fn sidecar_and_explain_reach_a_tls_admin_listener() {
+    let files = TlsTestCertificates::new();
+    let engines = TestFleetBuilder::sglang().plain(1).engines().await;
     let worker = files.before(&engines.workers[0], true).await;
     let shown =
         ["--engine-ca={}/ca.pem", "--engine-tls-cert={}/client.pem", "--engine-tls-key={}/client.key"];
@@ -163,7 +164,7 @@ async fn sidecars_and_explain_reach_a_gateway_whose_admin_listener_has_tls() {
         "--admin-tls-client-ca={}/ca.pem",
         "--health-interval=0s",
     ];
-    let (binary, at) = Binary::gateway(&files.flags(&[&shown[..], &gateway].concat())).await;
+    let (binary, at) = MoongateProcess::gateway(&files.flags(&[&shown[..], &gateway].concat())).await;
 
     let mut flags = files.flags(&[&shown[..], &["sidecar", "--listen=127.0.0.1:0"]].concat());
     flags.rotate_left(3);
@@ -175,17 +176,17 @@ async fn sidecars_and_explain_reach_a_gateway_whose_admin_listener_has_tls() {
     ]));
     flags.push(format!("--engine-url={}", worker.url));
     flags.push(format!("--gateway=https://{}", at.admin));
-    let options = SidecarFlags::try_parse_from(flags).unwrap().options;
+    let options = SidecarTlsTestArgs::try_parse_from(flags).unwrap().options;
     let supervisor = Supervisor::new();
     let sidecar = moongate_sidecar::start(options, &supervisor).unwrap();
     let url = format!("http://{sidecar}/settled");
-    let settled = tokio::time::timeout(PATIENCE, async {
+    let settled = tokio::time::timeout(TEST_TIMEOUT, async {
         while client().get(&url).send().await.unwrap().status() != 200 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     });
     let status = async || client().get(format!("http://{sidecar}/status")).send().await.unwrap().text().await;
-    assert!(settled.await.is_ok(), "{:?}\n{}", status().await, binary.shown());
+    assert!(settled.await.is_ok(), "{:?}\n{}", status().await, binary.output_text());
 
     let body = json!({"model": "sim", "prompt": "over TLS", "max_tokens": 1});
     let asked = client().post(format!("http://{}/v1/completions", at.public)).header("x-request-id", "mine");
@@ -194,7 +195,7 @@ async fn sidecars_and_explain_reach_a_gateway_whose_admin_listener_has_tls() {
         let mut args = vec!["explain".to_owned(), "mine".to_owned()];
         args.push(format!("--admin=https://localhost:{}", at.admin.rsplit_once(':').unwrap().1));
         args.extend(files.flags(flags));
-        Binary::run(&args.iter().map(String::as_str).collect::<Vec<_>>()).await
+        MoongateProcess::run(&args.iter().map(String::as_str).collect::<Vec<_>>()).await
     };
     let own = ["--admin-ca={}/ca.pem", "--admin-cert={}/client.pem", "--admin-key={}/client.key"];
     let told = explain(&own).await;

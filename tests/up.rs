@@ -9,27 +9,27 @@ use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-use world::binary::Binary;
-use world::{PATIENCE, client, openai_error};
+use world::process::MoongateProcess;
+use world::{TEST_TIMEOUT, client, openai_error};
 
 const FREE_PORTS: [&str; 3] = ["up", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"];
 
 /// A running `moongate up`, and where its printed text says that it is.
-struct Up {
-    binary: Binary,
+struct UpFixture {
+    binary: MoongateProcess,
     public: String,
     admin: String,
 }
 
-async fn up(flags: &[&str]) -> Up {
-    let mut binary = Binary::start(&[&FREE_PORTS[..], flags].concat());
+async fn up(flags: &[&str]) -> UpFixture {
+    let mut binary = MoongateProcess::start(&[&FREE_PORTS[..], flags].concat());
     let address = |line: &str| {
         let (_, rest) = line.split_once("http://").unwrap_or_else(|| panic!("no URL in {line:?}"));
         rest.split(['/', ' ']).next().unwrap_or_default().to_owned()
     };
-    let public = address(&binary.line_with("Moongate is up").await);
-    let admin = address(&binary.line_with("Metrics:").await);
-    Up { binary, public, admin }
+    let public = address(&binary.wait_for_line("Moongate is up").await);
+    let admin = address(&binary.wait_for_line("Metrics:").await);
+    UpFixture { binary, public, admin }
 }
 
 /// The command that the text tells to try, run by a shell as a person would.
@@ -57,7 +57,7 @@ async fn the_printed_command_works() {
 }
 
 /// The tokens of a prompt that an engine which has computed none of it would get from the store, as the gateway foretells.
-async fn in_store(up: &Up, messages: &Value) -> u64 {
+async fn in_store(up: &UpFixture, messages: &Value) -> u64 {
     let body = json!({"model": "moongate-sim", "messages": messages});
     let url = format!("http://{}/debug/predict/v1/chat/completions", up.admin);
     let foretold: Value = client().post(url).json(&body).send().await.unwrap().json().await.unwrap();
@@ -67,7 +67,7 @@ async fn in_store(up: &Up, messages: &Value) -> u64 {
 }
 
 /// The tokens of a prompt that need not be computed, as the answer tells.
-async fn cached(up: &Up, messages: &Value) -> u64 {
+async fn cached(up: &UpFixture, messages: &Value) -> u64 {
     let body = json!({"model": "moongate-sim", "messages": messages, "max_tokens": 4});
     let url = format!("http://{}/v1/chat/completions", up.public);
     let answer: Value = client().post(url).json(&body).send().await.unwrap().json().await.unwrap();
@@ -98,7 +98,7 @@ async fn two_turns(face: &str, forgets: &str, key: &str) -> [u64; 2] {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let known = tokio::time::timeout(PATIENCE, stored).await;
+    let known = tokio::time::timeout(TEST_TIMEOUT, stored).await;
     assert!(known.is_ok(), "the gateway does not know that the pages are stored");
 
     // As printed: the engines forget all.
@@ -111,7 +111,7 @@ async fn two_turns(face: &str, forgets: &str, key: &str) -> [u64; 2] {
     let in_second = cached(&up, &second).await;
 
     let list = text.lines().find_map(|line| line.trim().strip_prefix("moongate ")).unwrap();
-    let ended = Binary::run(&list.split(' ').collect::<Vec<_>>()).await;
+    let ended = MoongateProcess::run(&list.split(' ').collect::<Vec<_>>()).await;
     assert!(ended.stdout.contains(key), "{ended:?}");
     [in_first, in_second]
 }
@@ -144,7 +144,7 @@ async fn ctrl_c_stops_it_even_with_an_open_stream() {
     let stream = client().post(url).json(&body).send().await.unwrap();
     assert_eq!(stream.status(), 200);
     up.binary.signal("INT").await;
-    let ended = up.binary.ended_within(Duration::from_secs(10)).await;
+    let ended = up.binary.wait_within(Duration::from_secs(10)).await;
     assert_eq!(ended.status.code(), Some(0), "{ended:?}");
     assert!(ended.stdout.trim_end().ends_with("stopped"), "{}", ended.stdout);
     let mut pieces = stream.bytes_stream();
@@ -162,7 +162,7 @@ async fn ctrl_c_stops_it_even_with_an_open_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ctrl_c_twice_cuts_the_stream_and_the_gateway_does_not_miss_its_store() {
+async fn second_ctrl_c_aborts_streams_without_store_errors() {
     let up = up(&["--time-scale=1"]).await;
     let body = json!({"model": "moongate-sim", "prompt": "go on", "stream": true, "max_tokens": 10_000});
     let url = format!("http://{}/v1/completions", up.public);
@@ -176,9 +176,9 @@ async fn ctrl_c_twice_cuts_the_stream_and_the_gateway_does_not_miss_its_store() 
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, draining).await.unwrap();
+    tokio::time::timeout(TEST_TIMEOUT, draining).await.unwrap();
     up.binary.signal("INT").await;
-    let ended = up.binary.ended_within(Duration::from_secs(10)).await;
+    let ended = up.binary.wait_within(Duration::from_secs(10)).await;
     assert_eq!(ended.status.code(), Some(0), "{ended:?}");
     assert!(ended.stdout.trim_end().ends_with("stopped"), "{ended:?}");
     assert!(!ended.stderr.contains("store"), "{}", ended.stderr);
@@ -192,7 +192,7 @@ async fn a_taken_port_is_told() {
         ["--listen", &address, "--admin-listen", "127.0.0.1:0"],
         ["--listen", "127.0.0.1:0", "--admin-listen", &address],
     ] {
-        let ended = Binary::run(&[&["up"], &flags[..]].concat()).await;
+        let ended = MoongateProcess::run(&[&["up"], &flags[..]].concat()).await;
         assert_eq!(ended.status.code(), Some(1), "{ended:?}");
         let error = ended.stderr.lines().last().unwrap_or_default();
         assert!(error.starts_with("error: ") && error.contains(&address), "{ended:?}");
@@ -210,7 +210,7 @@ async fn wrong_flags_are_told() {
         ("--policy=fastest", "least_load"),
         ("--prefil=1", "--prefill"),
     ] {
-        let ended = Binary::run(&[&FREE_PORTS[..], &[flag]].concat()).await;
+        let ended = MoongateProcess::run(&[&FREE_PORTS[..], &[flag]].concat()).await;
         assert!(matches!(ended.status.code(), Some(1 | 2)), "{flag}: {ended:?}");
         assert!(ended.stderr.contains(word), "{flag}: {ended:?}");
         assert!(!ended.stderr.contains("panicked"), "{flag}: {ended:?}");

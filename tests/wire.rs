@@ -11,16 +11,16 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use world::client;
-use world::gateway::Gateway;
-use world::scripted::{Answer, Received, Script, Scripted};
-use world::wire_json::Members;
+use world::gateway::TestGateway;
+use world::scripted::{EngineScript, ReceivedRequest, ScriptedEngine, ScriptedEngineResponse};
+use world::wire_json::JsonMembers;
 
 /// What SGLang's legs carry beside the client's members.
 const SGLANG_ADDED: [&str; 4] = ["bootstrap_host", "bootstrap_port", "bootstrap_room", "rid"];
 
 /// One recorded exchange with one engine.
 #[derive(Debug, Deserialize)]
-struct Row {
+struct RecordedExchange {
     to: String,
     request: Box<RawValue>,
     response: Box<RawValue>,
@@ -28,13 +28,13 @@ struct Row {
 
 /// One recorded client request: what each engine was sent and has answered.
 #[derive(Debug)]
-struct Recorded {
+struct RecordedClientRequest {
     path: String,
-    prefill: Row,
-    decode: Row,
+    prefill: RecordedExchange,
+    decode: RecordedExchange,
 }
 
-impl Recorded {
+impl RecordedClientRequest {
     /// The client's request: what the decode got, less what the recorded router had appended.
     fn client_body(&self) -> String {
         let whole = self.decode.request.get();
@@ -45,39 +45,39 @@ impl Recorded {
 }
 
 /// The pairs of a file. Prefills listened on 8100 and 8300, decodes on 8200 and 8400.
-fn recorded(jsonl: &str) -> Vec<Recorded> {
-    let rows: Vec<Row> = jsonl.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+fn read_recordings(jsonl: &str) -> Vec<RecordedClientRequest> {
+    let rows: Vec<RecordedExchange> = jsonl.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let mut pairs = Vec::new();
     let mut rows = rows.into_iter();
     while let (Some(a), Some(b)) = (rows.next(), rows.next()) {
-        let is_prefill = |row: &Row| row.to.contains(":8100/") || row.to.contains(":8300/");
+        let is_prefill = |row: &RecordedExchange| row.to.contains(":8100/") || row.to.contains(":8300/");
         let (prefill, decode) = if is_prefill(&a) { (a, b) } else { (b, a) };
         assert!(is_prefill(&prefill) && !is_prefill(&decode), "{} {}", prefill.to, decode.to);
         let path = decode.to.splitn(4, '/').nth(3).unwrap();
-        pairs.push(Recorded { path: format!("/{path}"), prefill, decode });
+        pairs.push(RecordedClientRequest { path: format!("/{path}"), prefill, decode });
     }
     assert!(!pairs.is_empty());
     pairs
 }
 
 /// A pair of scripted engines behind a gateway.
-struct Stage {
-    prefill: Scripted,
-    decode: Scripted,
-    gateway: Gateway,
+struct WireFixture {
+    prefill: ScriptedEngine,
+    decode: ScriptedEngine,
+    gateway: TestGateway,
     client: reqwest::Client,
 }
 
 /// Who the engines of a stage are.
 #[derive(Debug, Clone, Default)]
-struct Cast {
+struct EnginePairSpec {
     sglang: bool,
     dp_size: u32,
     connector: Option<&'static str>,
     mooncake_query: Option<String>,
 }
 
-impl Cast {
+impl EnginePairSpec {
     fn sglang() -> Self {
         Self { sglang: true, dp_size: 1, ..Self::default() }
     }
@@ -87,33 +87,40 @@ impl Cast {
     }
 }
 
-impl Stage {
-    async fn start(cast: Cast, prefill: Answer, decode: Answer) -> Self {
-        let script = |role| Script {
+impl WireFixture {
+    async fn start(
+        cast: EnginePairSpec,
+        prefill: ScriptedEngineResponse,
+        decode: ScriptedEngineResponse,
+    ) -> Self {
+        let script = |role| EngineScript {
             model: "tiny",
             dp_size: cast.dp_size,
             sglang_role: cast.sglang.then_some(role),
             mooncake_query: cast.mooncake_query.clone(),
             server_info: Vec::new(),
         };
-        let prefill = Scripted::start(script("prefill"), prefill).await;
-        let decode = Scripted::start(script("decode"), decode).await;
+        let prefill = ScriptedEngine::start(script("prefill"), prefill).await;
+        let decode = ScriptedEngine::start(script("decode"), decode).await;
         let mut flags = vec![
             format!("--prefill=http://{},{}", prefill.address, prefill.address.port()),
             format!("--decode=http://{}", decode.address),
         ];
         flags.extend(cast.connector.map(|connector| format!("--kv-connector={connector}")));
-        let gateway = Gateway::start_ready(&flags).await;
+        let gateway = TestGateway::start_ready(&flags).await;
         Self { prefill, decode, gateway, client: client() }
     }
 
     /// Plays one recorded exchange: checks that the client gets the decode's bytes, and returns what the engines got.
-    async fn play(cast: Cast, exchange: &Recorded) -> (Received, Received, Self) {
-        let answer = |row: &Row| Answer::json(row.response.get().to_owned());
+    async fn replay(
+        cast: EnginePairSpec,
+        exchange: &RecordedClientRequest,
+    ) -> (ReceivedRequest, ReceivedRequest, Self) {
+        let answer = |row: &RecordedExchange| ScriptedEngineResponse::json(row.response.get().to_owned());
         let stage = Self::start(cast, answer(&exchange.prefill), answer(&exchange.decode)).await;
         let got = stage.post(&exchange.path, exchange.client_body()).await;
         assert_eq!(got, exchange.decode.response.get(), "the client's answer");
-        let (prefill, decode) = (stage.prefill.only().await, stage.decode.only().await);
+        let (prefill, decode) = (stage.prefill.only_request().await, stage.decode.only_request().await);
         assert_eq!((&prefill.path, &decode.path), (&exchange.path, &exchange.path));
         (prefill, decode, stage)
     }
@@ -138,7 +145,7 @@ fn is_uuid(text: &str) -> bool {
 }
 
 /// Both legs of vLLM carry one request id of the gateway's own.
-fn same_request_id(prefill: &Received, decode: &Received) -> String {
+fn same_request_id(prefill: &ReceivedRequest, decode: &ReceivedRequest) -> String {
     let id = prefill.header("x-request-id");
     assert!(is_uuid(id), "{id:?}");
     assert_eq!(decode.header("x-request-id"), id);
@@ -146,11 +153,11 @@ fn same_request_id(prefill: &Received, decode: &Received) -> String {
 }
 
 /// A vLLM prefill leg has the client's members but for those that make it one token, in the client's order.
-fn is_one_token_prefill(received: &Received, client_body: &str, recorded: &Row) {
-    let got = Members::of(&received.body);
+fn is_one_token_prefill(received: &ReceivedRequest, client_body: &str, recorded: &RecordedExchange) {
+    let got = JsonMembers::of(&received.body);
     let ours = ["max_tokens", "min_tokens", "kv_transfer_params"];
     let (sent, recorded) =
-        (Members::of(client_body.as_bytes()), Members::of(recorded.request.get().as_bytes()));
+        (JsonMembers::of(client_body.as_bytes()), JsonMembers::of(recorded.request.get().as_bytes()));
     assert_eq!(got.without(&ours), sent.without(&ours));
     assert_eq!(got.get("max_tokens"), recorded.get("max_tokens"));
     assert_eq!(got.get("min_tokens"), Some("1"), "keeps an end token from dropping the blocks");
@@ -159,15 +166,15 @@ fn is_one_token_prefill(received: &Received, client_body: &str, recorded: &Row) 
 #[tokio::test(flavor = "multi_thread")]
 async fn sglang_as_recorded() {
     let mut rooms = BTreeSet::new();
-    for exchange in recorded(include_str!("data/wire-sglang-pd.jsonl")) {
-        let (prefill, decode, stage) = Stage::play(Cast::sglang(), &exchange).await;
+    for exchange in read_recordings(include_str!("data/wire-sglang-pd.jsonl")) {
+        let (prefill, decode, stage) = WireFixture::replay(EnginePairSpec::sglang(), &exchange).await;
         assert_eq!(prefill.body, decode.body, "both engines get the same bytes");
         let client_body = exchange.client_body();
         let kept = client_body.strip_suffix('}').unwrap();
         assert!(prefill.body.starts_with(kept.as_bytes()), "the client's bytes come first, unchanged");
 
-        let got = Members::of(&prefill.body);
-        assert_eq!(got.without(&SGLANG_ADDED), Members::of(client_body.as_bytes()));
+        let got = JsonMembers::of(&prefill.body);
+        assert_eq!(got.without(&SGLANG_ADDED), JsonMembers::of(client_body.as_bytes()));
         assert_eq!(value(got.get("bootstrap_host")), "127.0.0.1");
         assert_eq!(value(got.get("bootstrap_port")), stage.prefill.address.port());
         let room = value(got.get("bootstrap_room")).as_u64().unwrap();
@@ -175,7 +182,7 @@ async fn sglang_as_recorded() {
         assert!(rooms.insert(room), "a room is never used twice");
         assert!(is_uuid(value(got.get("rid")).as_str().unwrap()));
         // The same members as the recorded router's, with a request id to abort by.
-        let recorded = Members::of(exchange.decode.request.get().as_bytes());
+        let recorded = JsonMembers::of(exchange.decode.request.get().as_bytes());
         for (key, _) in &recorded.0 {
             assert!(got.get(key).is_some(), "{key} is missing");
         }
@@ -184,18 +191,18 @@ async fn sglang_as_recorded() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn vllm_nixl_as_recorded() {
-    for exchange in recorded(include_str!("data/wire-vllm-nixl.jsonl")) {
-        let (prefill, decode, _stage) = Stage::play(Cast::vllm("nixl"), &exchange).await;
+    for exchange in read_recordings(include_str!("data/wire-vllm-nixl.jsonl")) {
+        let (prefill, decode, _stage) = WireFixture::replay(EnginePairSpec::vllm("nixl"), &exchange).await;
         same_request_id(&prefill, &decode);
         let client_body = exchange.client_body();
         is_one_token_prefill(&prefill, &client_body, &exchange.prefill);
-        let recorded = Members::of(exchange.prefill.request.get().as_bytes());
+        let recorded = JsonMembers::of(exchange.prefill.request.get().as_bytes());
         assert_eq!(
-            value(Members::of(&prefill.body).get("kv_transfer_params")),
+            value(JsonMembers::of(&prefill.body).get("kv_transfer_params")),
             value(recorded.get("kv_transfer_params"))
         );
 
-        let answered = Members::of(exchange.prefill.response.get().as_bytes());
+        let answered = JsonMembers::of(exchange.prefill.response.get().as_bytes());
         let params = answered.get("kv_transfer_params").unwrap();
         let kept = client_body.strip_suffix('}').unwrap();
         let expected = format!("{kept},\"kv_transfer_params\":{params}}}");
@@ -206,21 +213,22 @@ async fn vllm_nixl_as_recorded() {
 #[tokio::test(flavor = "multi_thread")]
 async fn vllm_mooncake_as_recorded() {
     let mut transfers = BTreeSet::new();
-    for exchange in recorded(include_str!("data/wire-vllm-mooncakeconnector.jsonl")) {
-        let theirs = Members::of(exchange.decode.request.get().as_bytes());
+    for exchange in read_recordings(include_str!("data/wire-vllm-mooncakeconnector.jsonl")) {
+        let theirs = JsonMembers::of(exchange.decode.request.get().as_bytes());
         let theirs = value(theirs.get("kv_transfer_params"));
         let engine_id = theirs["remote_engine_id"].as_str().unwrap();
         let query =
             json!({"0": {"engine_id": engine_id, "worker_addr": {"0": {"0": "tcp://127.0.0.1:38751"}}}});
-        let cast = Cast { mooncake_query: Some(query.to_string()), ..Cast::vllm("mooncake") };
-        let (prefill, decode, stage) = Stage::play(cast, &exchange).await;
+        let cast =
+            EnginePairSpec { mooncake_query: Some(query.to_string()), ..EnginePairSpec::vllm("mooncake") };
+        let (prefill, decode, stage) = WireFixture::replay(cast, &exchange).await;
         same_request_id(&prefill, &decode);
         let client_body = exchange.client_body();
         is_one_token_prefill(&prefill, &client_body, &exchange.prefill);
         let kept = client_body.strip_suffix('}').unwrap();
         assert!(decode.body.starts_with(kept.as_bytes()));
 
-        let to_prefill = value(Members::of(&prefill.body).get("kv_transfer_params"));
+        let to_prefill = value(JsonMembers::of(&prefill.body).get("kv_transfer_params"));
         let transfer = to_prefill["transfer_id"].as_str().unwrap();
         assert!(is_uuid(transfer.strip_prefix("xfer-").unwrap()));
         assert!(transfers.insert(transfer.to_owned()), "a transfer id is never used twice");
@@ -232,18 +240,18 @@ async fn vllm_mooncake_as_recorded() {
         let mut expected = theirs.clone();
         expected["transfer_id"] = transfer.into();
         expected["remote_bootstrap_addr"] = format!("http://{}", stage.prefill.address).into();
-        assert_eq!(value(Members::of(&decode.body).get("kv_transfer_params")), expected);
+        assert_eq!(value(JsonMembers::of(&decode.body).get("kv_transfer_params")), expected);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn vllm_store_as_recorded() {
-    for exchange in recorded(include_str!("data/wire-vllm-mooncakestore.jsonl")) {
-        let (prefill, decode, _stage) = Stage::play(Cast::vllm("store"), &exchange).await;
+    for exchange in read_recordings(include_str!("data/wire-vllm-mooncakestore.jsonl")) {
+        let (prefill, decode, _stage) = WireFixture::replay(EnginePairSpec::vllm("store"), &exchange).await;
         same_request_id(&prefill, &decode);
         let client_body = exchange.client_body();
         is_one_token_prefill(&prefill, &client_body, &exchange.prefill);
-        assert_eq!(Members::of(&prefill.body).get("kv_transfer_params"), None);
+        assert_eq!(JsonMembers::of(&prefill.body).get("kv_transfer_params"), None);
         assert_eq!(decode.body, client_body, "the decode gets the client's bytes");
     }
 }
@@ -254,9 +262,14 @@ async fn vllm_store_as_recorded() {
 async fn mooncake_engine_id_is_that_of_the_prefills_rank() {
     let rank = |n: u32| (n.to_string(), json!({"engine_id": format!("engine-{n}"), "worker_addr": {}}));
     let query: serde_json::Map<String, Value> = (0..4).map(rank).collect();
-    let cast =
-        Cast { dp_size: 4, mooncake_query: Some(Value::from(query).to_string()), ..Cast::vllm("mooncake") };
-    let stage = Stage::start(cast, Answer::json("{}"), Answer::json("{}")).await;
+    let cast = EnginePairSpec {
+        dp_size: 4,
+        mooncake_query: Some(Value::from(query).to_string()),
+        ..EnginePairSpec::vllm("mooncake")
+    };
+    let stage =
+        WireFixture::start(cast, ScriptedEngineResponse::json("{}"), ScriptedEngineResponse::json("{}"))
+            .await;
     let body = r#"{"model":"tiny","prompt":"a","max_tokens":1}"#;
     let posts = (0..16).map(|_| stage.post("/v1/completions", body));
     futures_util::future::join_all(posts).await;
@@ -268,7 +281,7 @@ async fn mooncake_engine_id_is_that_of_the_prefills_rank() {
         let prefill = prefills.iter().find(|prefill| prefill.header("x-request-id") == id).unwrap();
         let rank = prefill.header("x-data-parallel-rank");
         assert!(rank.parse::<u32>().is_ok_and(|rank| rank < 4), "{rank:?}");
-        let params = value(Members::of(&decode.body).get("kv_transfer_params"));
+        let params = value(JsonMembers::of(&decode.body).get("kv_transfer_params"));
         assert_eq!(params["remote_engine_id"], format!("engine-{rank}"));
         ranks.insert(rank.to_owned());
     }

@@ -9,7 +9,7 @@ pub(crate) fn now_ns() -> u64 {
 }
 
 /// Keeps the runtime's thread from sleeping; the core goes to other processes that have something to do.
-pub(crate) async fn stay_awake() {
+pub(crate) async fn busy_poll() {
     loop {
         std::thread::yield_now();
         tokio::task::yield_now().await;

@@ -22,35 +22,35 @@ use clap::{Parser, Subcommand};
     name = "gateway-bench",
     about = "Measures what a gateway costs per request and per streamed chunk."
 )]
-struct Cli {
+struct GatewayBenchArgs {
     #[command(subcommand)]
-    command: Command,
+    command: GatewayBenchCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum GatewayBenchCommand {
     /// Runs mock engines until killed; prints their ports as one line of JSON.
-    Engine(engine::Options),
+    Engine(engine::MockEngineArgs),
     /// Sends load, and prints what it saw and what the process of --pid spent as one line of JSON.
-    Load(load::Options),
+    Load(load::BenchLoadArgs),
     /// Measures gateways one after another in interleaved rounds, and prints a Markdown table.
-    Compare(compare::Options),
+    Compare(compare::BenchCompareArgs),
     /// Measures how long the gateway takes from the body of a long conversation to its predicted cache hits.
-    Predict(predict::Options),
+    Predict(predict::BenchPredictArgs),
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = GatewayBenchArgs::parse();
     // One thread: the benchmark shares its core with the engines, and must not take the gateway's.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&anyhow::Error::from(error)),
     };
     let outcome = match cli.command {
-        Command::Engine(options) => runtime.block_on(engine::run(options)),
-        Command::Load(options) => runtime.block_on(load::run(options)),
-        Command::Compare(options) => runtime.block_on(compare::run(options)),
-        Command::Predict(options) => runtime.block_on(predict::run(options)),
+        GatewayBenchCommand::Engine(options) => runtime.block_on(engine::run(options)),
+        GatewayBenchCommand::Load(options) => runtime.block_on(load::run(options)),
+        GatewayBenchCommand::Compare(options) => runtime.block_on(compare::run(options)),
+        GatewayBenchCommand::Predict(options) => runtime.block_on(predict::run(options)),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

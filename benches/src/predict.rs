@@ -15,17 +15,17 @@ use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
-use crate::wire::ask_once;
+use crate::wire::request_once;
 
 /// Tokens of a first turn.
-const TOKENS: usize = 131_072;
+const MIN_FIRST_TURN_TOKENS: usize = 131_072;
 /// Time for gateway and engine to be ready, and for events to arrive.
-const LIMIT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const MODEL: &str = "sim";
 
 /// Options of `gateway-bench predict`.
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct BenchPredictArgs {
     /// The moongate binary.
     #[arg(long, value_name = "FILE")]
     moongate: PathBuf,
@@ -39,18 +39,18 @@ pub(crate) struct Options {
     conversations: u64,
 }
 
-pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
-    let world = World::start(&options.moongate, &options.tokenizer).await?;
+pub(crate) async fn run(options: BenchPredictArgs) -> anyhow::Result<()> {
+    let world = PredictionTestbed::start(&options.moongate, &options.tokenizer).await?;
     let (mut first, mut next) = (Vec::new(), Vec::new());
     for number in 0..options.conversations {
-        let mut chat = Chat::new(number);
-        world.grow(&mut chat).await?;
+        let mut chat = SyntheticChat::new(number);
+        world.extend_to_length(&mut chat).await?;
         // Other words of the same length, so that nothing of it is known.
-        let mut chat = chat.retold(number + 1_000_000);
+        let mut chat = chat.regenerated(number + 1_000_000);
         first.push(world.predict(&chat.body()).await?);
-        world.compute(&chat.body()).await?;
-        chat.say("assistant", 150);
-        chat.say("user", 50);
+        world.compute_and_wait_for_index(&chat.body()).await?;
+        chat.add_message("assistant", 150);
+        chat.add_message("user", 50);
         next.push(world.predict(&chat.body()).await?);
         let last = &next[next.len() - 1];
         ensure!(
@@ -63,7 +63,7 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
     print(&[("first turn", &first), ("follow-up turn", &next)])
 }
 
-fn print(rows: &[(&str, &Vec<Predicted>)]) -> anyhow::Result<()> {
+fn print(rows: &[(&str, &Vec<PredictionSample>)]) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
@@ -73,7 +73,7 @@ fn print(rows: &[(&str, &Vec<Predicted>)]) -> anyhow::Result<()> {
         let mut times: Vec<f64> = all.iter().map(|one| one.ms).collect();
         times.sort_by(f64::total_cmp);
         let at = |share: usize| times[(times.len() - 1) * share / 100];
-        let mean = |of: fn(&Predicted) -> usize| all.iter().map(of).sum::<usize>() / all.len();
+        let mean = |of: fn(&PredictionSample) -> usize| all.iter().map(of).sum::<usize>() / all.len();
         let (tokens, bytes) = (mean(|one| one.tokens), mean(|one| one.bytes) / 1000);
         writeln!(out, "| {name} | {tokens} | {bytes} | {:.2} | {:.2} | {:.2} |", at(50), at(10), at(90))?;
     }
@@ -81,7 +81,7 @@ fn print(rows: &[(&str, &Vec<Predicted>)]) -> anyhow::Result<()> {
 }
 
 /// What the gateway says of one prompt.
-struct Predicted {
+struct PredictionSample {
     tokens: usize,
     cached: usize,
     bytes: usize,
@@ -89,14 +89,14 @@ struct Predicted {
 }
 
 /// A gateway with one simulated engine.
-struct World {
+struct PredictionTestbed {
     _engine: Child,
     _gateway: Child,
     engine: u16,
     admin: u16,
 }
 
-impl World {
+impl PredictionTestbed {
     async fn start(moongate: &Path, tokenizer: &Path) -> anyhow::Result<Self> {
         let [engine, port, admin] = [free_port()?, free_port()?, free_port()?];
         let spawn = |arguments: &[&str]| {
@@ -141,10 +141,10 @@ impl World {
         let world = Self { _engine: engine_process, _gateway: gateway_process, engine, admin };
         let asked = Instant::now();
         loop {
-            let ready = world.predict(&Chat::new(u64::MAX).body()).await;
+            let ready = world.predict(&SyntheticChat::new(u64::MAX).body()).await;
             match ready {
                 Ok(_) => return Ok(world),
-                Err(error) if asked.elapsed() > LIMIT => {
+                Err(error) if asked.elapsed() > TIMEOUT => {
                     return Err(error.context("the gateway does not predict"));
                 }
                 Err(_) => sleep(Duration::from_millis(100)).await,
@@ -153,14 +153,14 @@ impl World {
     }
 
     /// Adds turns until the conversation is long enough.
-    async fn grow(&self, chat: &mut Chat) -> anyhow::Result<()> {
+    async fn extend_to_length(&self, chat: &mut SyntheticChat) -> anyhow::Result<()> {
         let mut tokens = 0;
-        while tokens < TOKENS {
+        while tokens < MIN_FIRST_TURN_TOKENS {
             // Turns of 1,200 words; the last few are asked for one by one.
-            let missing = (TOKENS - tokens) / 2_500;
+            let missing = (MIN_FIRST_TURN_TOKENS - tokens) / 2_500;
             for _ in 0..missing.max(1) {
-                chat.say("user", 600);
-                chat.say("assistant", 600);
+                chat.add_message("user", 600);
+                chat.add_message("assistant", 600);
             }
             let mut asked = chat.body();
             asked["messages"]
@@ -169,11 +169,11 @@ impl World {
                 .push(json!({"role": "user", "content": "?"}));
             tokens = self.predict(&asked).await?.tokens;
         }
-        chat.say("user", 200);
+        chat.add_message("user", 200);
         Ok(())
     }
 
-    async fn predict(&self, body: &Value) -> anyhow::Result<Predicted> {
+    async fn predict(&self, body: &Value) -> anyhow::Result<PredictionSample> {
         let body = body.to_string();
         let answer = self.admin("/debug/predict/v1/chat/completions", &body).await?;
         let number = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
@@ -181,11 +181,11 @@ impl World {
             bail!("no prediction: {answer}");
         };
         let cached = number(&answer["engines"][0]["l1_tokens"]).unwrap_or(0);
-        Ok(Predicted { tokens, cached, bytes: body.len(), ms })
+        Ok(PredictionSample { tokens, cached, bytes: body.len(), ms })
     }
 
     /// Has the engine compute the prompt, and waits until the gateway knows.
-    async fn compute(&self, body: &Value) -> anyhow::Result<()> {
+    async fn compute_and_wait_for_index(&self, body: &Value) -> anyhow::Result<()> {
         let tokens = self.admin("/debug/tokens/v1/chat/completions", &body.to_string()).await?;
         let ask = json!({"model": MODEL, "prompt": tokens["sglang"], "max_tokens": 1}).to_string();
         post(self.engine, "/v1/completions", &ask).await?;
@@ -196,7 +196,7 @@ impl World {
                 return Ok(());
             }
             ensure!(
-                asked.elapsed() < LIMIT,
+                asked.elapsed() < TIMEOUT,
                 "the gateway knows of {} of {} tokens",
                 known.cached,
                 known.tokens
@@ -215,7 +215,7 @@ async fn post(port: u16, path: &str, body: &str) -> anyhow::Result<Value> {
         "POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
-    let (status, answer) = ask_once(port, &request).await?;
+    let (status, answer) = request_once(port, &request).await?;
     ensure!(status == 200, "{path}: {status} {}", String::from_utf8_lossy(&answer));
     serde_json::from_slice(&answer).with_context(|| format!("the answer of {path}"))
 }
@@ -225,31 +225,37 @@ fn free_port() -> anyhow::Result<u16> {
 }
 
 /// A conversation of invented text, about 4.6 bytes a token.
-struct Chat {
+struct SyntheticChat {
     random: fastrand::Rng,
     /// Role and length of every message, to tell another conversation of the same shape.
-    shape: Vec<(&'static str, usize)>,
+    message_lengths: Vec<(&'static str, usize)>,
     messages: Vec<Value>,
 }
 
-impl Chat {
+impl SyntheticChat {
     fn new(seed: u64) -> Self {
-        let mut chat =
-            Self { random: fastrand::Rng::with_seed(seed), shape: Vec::new(), messages: Vec::new() };
-        chat.say("system", 2000);
+        let mut chat = Self {
+            random: fastrand::Rng::with_seed(seed),
+            message_lengths: Vec::new(),
+            messages: Vec::new(),
+        };
+        chat.add_message("system", 2000);
         chat
     }
 
-    fn retold(&self, seed: u64) -> Self {
-        let mut chat =
-            Self { random: fastrand::Rng::with_seed(seed), shape: Vec::new(), messages: Vec::new() };
-        self.shape.iter().for_each(|(role, words)| chat.say(role, *words));
+    fn regenerated(&self, seed: u64) -> Self {
+        let mut chat = Self {
+            random: fastrand::Rng::with_seed(seed),
+            message_lengths: Vec::new(),
+            messages: Vec::new(),
+        };
+        self.message_lengths.iter().for_each(|(role, words)| chat.add_message(role, *words));
         chat
     }
 
-    fn say(&mut self, role: &'static str, words: usize) {
+    fn add_message(&mut self, role: &'static str, words: usize) {
         let content = self.paragraph(words);
-        self.shape.push((role, words));
+        self.message_lengths.push((role, words));
         self.messages.push(json!({"role": role, "content": content}));
     }
 

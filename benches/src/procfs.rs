@@ -8,7 +8,7 @@ use anyhow::{Context as _, ensure};
 const MAX_TREE: usize = 256;
 
 /// A process and its descendants now: a gateway may work in child processes.
-pub(crate) fn tree(pid: u32) -> anyhow::Result<Vec<u32>> {
+pub(crate) fn process_tree(pid: u32) -> anyhow::Result<Vec<u32>> {
     let mut tree = vec![pid];
     let mut next = 0;
     while let Some(&parent) = tree.get(next) {
@@ -30,7 +30,7 @@ pub(crate) fn tree(pid: u32) -> anyhow::Result<Vec<u32>> {
 /// Nanoseconds on a CPU of all threads that live now, of the process and its descendants.
 pub(crate) fn cpu_ns(pid: u32) -> anyhow::Result<u64> {
     let mut total = 0;
-    for member in tree(pid)? {
+    for member in process_tree(pid)? {
         // A process or thread that ends meanwhile is no trouble.
         let Ok(tasks) = fs::read_dir(format!("/proc/{member}/task")) else { continue };
         for task in tasks.flatten() {
@@ -44,7 +44,7 @@ pub(crate) fn cpu_ns(pid: u32) -> anyhow::Result<u64> {
 /// Resident memory of the process and its descendants, KiB.
 pub(crate) fn rss_kib(pid: u32) -> anyhow::Result<u64> {
     let mut total = 0;
-    for member in tree(pid)? {
+    for member in process_tree(pid)? {
         let status = fs::read_to_string(format!("/proc/{member}/status")).unwrap_or_default();
         let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         total += rss.and_then(|rss| rss.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()).unwrap_or(0);

@@ -14,7 +14,7 @@ pub(crate) const MAX_BODY: usize = 64 << 20;
 
 /// Framing of one message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Head {
+pub(crate) struct HttpFraming {
     /// Bytes of the head, the empty line included.
     pub(crate) len: usize,
     pub(crate) content_length: Option<usize>,
@@ -23,9 +23,9 @@ pub(crate) struct Head {
 }
 
 /// Reads the head at the start of `buffer`; `None` while it is incomplete.
-pub(crate) fn parse_head(buffer: &[u8]) -> Option<Head> {
+pub(crate) fn parse_head(buffer: &[u8]) -> Option<HttpFraming> {
     let len = memmem::find(buffer, b"\r\n\r\n")? + 4;
-    let mut head = Head { len, content_length: None, chunked: false, close: false };
+    let mut head = HttpFraming { len, content_length: None, chunked: false, close: false };
     let mut rest = &buffer[..len - 2];
     while let Some(end) = memchr(b'\n', rest) {
         let line = &rest[..end];
@@ -55,12 +55,12 @@ pub(crate) fn status(buffer: &[u8]) -> Option<u16> {
 
 /// Takes chunked framing off a body that arrives in pieces.
 #[derive(Debug, Default)]
-pub(crate) struct Chunked {
-    state: State,
+pub(crate) struct ChunkedDecoder {
+    state: ChunkedDecoderState,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
-enum State {
+enum ChunkedDecoderState {
     #[default]
     Size,
     /// Bytes of data, and the line end after it, that are still to come.
@@ -70,27 +70,27 @@ enum State {
     End,
 }
 
-impl Chunked {
+impl ChunkedDecoder {
     /// Appends the data in `input` to `out`. Returns how much of `input` is used up, and whether the body has ended.
     pub(crate) fn feed(&mut self, input: &[u8], out: &mut Vec<u8>) -> anyhow::Result<(usize, bool)> {
         let mut used = 0;
         loop {
             let rest = &input[used..];
             match self.state {
-                State::End => return Ok((used, true)),
-                State::Data(left) => {
+                ChunkedDecoderState::End => return Ok((used, true)),
+                ChunkedDecoderState::Data(left) => {
                     let take = left.min(rest.len());
                     // The last two bytes are the line end.
                     let data = take.min(left.saturating_sub(2));
                     out.extend_from_slice(&rest[..data]);
                     used += take;
                     if take < left {
-                        self.state = State::Data(left - take);
+                        self.state = ChunkedDecoderState::Data(left - take);
                         return Ok((used, false));
                     }
-                    self.state = State::Size;
+                    self.state = ChunkedDecoderState::Size;
                 }
-                State::Size => {
+                ChunkedDecoderState::Size => {
                     let Some(end) = memchr(b'\n', rest) else {
                         ensure!(rest.len() < 64, "the size of a chunk is not hexadecimal");
                         return Ok((used, false));
@@ -100,16 +100,20 @@ impl Chunked {
                         .with_context(|| format!("size of a chunk: {size:?}"))?;
                     ensure!(size <= MAX_BODY, "a chunk of {size} bytes");
                     used += end + 1;
-                    self.state = if size == 0 { State::Trailer } else { State::Data(size + 2) };
+                    self.state = if size == 0 {
+                        ChunkedDecoderState::Trailer
+                    } else {
+                        ChunkedDecoderState::Data(size + 2)
+                    };
                 }
-                State::Trailer => {
+                ChunkedDecoderState::Trailer => {
                     let Some(end) = memchr(b'\n', rest) else {
                         ensure!(rest.len() < MAX_HEAD, "endless trailers");
                         return Ok((used, false));
                     };
                     used += end + 1;
                     if rest[..end].trim_ascii().is_empty() {
-                        self.state = State::End;
+                        self.state = ChunkedDecoderState::End;
                     }
                 }
             }
@@ -118,7 +122,7 @@ impl Chunked {
 }
 
 /// One small request on a connection of its own: status and raw body (framing included, if chunked).
-pub(crate) async fn ask_once(port: u16, request: &str) -> anyhow::Result<(u16, Vec<u8>)> {
+pub(crate) async fn request_once(port: u16, request: &str) -> anyhow::Result<(u16, Vec<u8>)> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
     stream.write_all(request.as_bytes()).await?;
     let mut buffer = Vec::with_capacity(4096);
@@ -137,7 +141,8 @@ mod tests {
     fn heads_tell_their_framing() {
         let text = b"POST / HTTP/1.1\r\nHost: a\r\ncontent-LENGTH:  12\r\nConnection: close\r\n\r\nbody";
         let head = parse_head(text).unwrap();
-        let expected = Head { len: text.len() - 4, content_length: Some(12), chunked: false, close: true };
+        let expected =
+            HttpFraming { len: text.len() - 4, content_length: Some(12), chunked: false, close: true };
         assert_eq!(head, expected);
         assert_eq!(parse_head(&text[..40]), None);
         let chunked = parse_head(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").unwrap();
@@ -148,11 +153,11 @@ mod tests {
     #[test]
     fn chunks_are_joined_wherever_the_input_is_cut() {
         let body = b"5\r\nhello\r\n1;x\r\n".as_slice();
-        assert!(Chunked::default().feed(body, &mut Vec::new()).is_err());
+        assert!(ChunkedDecoder::default().feed(body, &mut Vec::new()).is_err());
         let body = b"5\r\nhello\r\n7\r\n, world\r\n0\r\nx: y\r\n\r\nNEXT";
         for cut in 1..body.len() {
             let (mut chunked, mut out, mut kept, mut done) =
-                (Chunked::default(), Vec::new(), Vec::new(), false);
+                (ChunkedDecoder::default(), Vec::new(), Vec::new(), false);
             for piece in body.chunks(cut) {
                 kept.extend_from_slice(piece);
                 if !done {

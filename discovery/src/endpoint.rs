@@ -4,7 +4,7 @@ use crate::error::InstanceError;
 
 /// How an engine is spoken to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Scheme {
+pub enum HttpScheme {
     /// Plain HTTP.
     #[default]
     Http,
@@ -12,7 +12,7 @@ pub enum Scheme {
     Https,
 }
 
-impl Scheme {
+impl HttpScheme {
     /// As in a URL.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -25,14 +25,14 @@ impl Scheme {
 
 /// A checked `http://host:port` or `https://host:port`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Endpoint {
+pub(crate) struct EngineEndpoint {
     /// `http://host:port` or `https://host:port`, IPv6 in brackets.
     pub(crate) url: String,
     /// Host name or IP, without brackets.
     pub(crate) host: String,
 }
 
-impl Endpoint {
+impl EngineEndpoint {
     /// Accepts `http://host:port`, `https://host:port`, `host:port` and a trailing slash; the port defaults to the scheme's.
     pub(crate) fn parse(text: &str) -> Result<Self, InstanceError> {
         let wrong = |problem: &str| InstanceError::Url { url: text.to_owned(), problem: problem.to_owned() };
@@ -40,7 +40,7 @@ impl Endpoint {
         let with_scheme =
             if trimmed.contains("://") { trimmed.to_owned() } else { format!("http://{trimmed}") };
         let url = url::Url::parse(&with_scheme).map_err(|error| wrong(&error.to_string()))?;
-        let scheme: Scheme =
+        let scheme: HttpScheme =
             url.scheme().parse().map_err(|_| wrong("the scheme is neither http nor https"))?;
         if !matches!(url.path(), "" | "/") {
             return Err(wrong("it has a path"));
@@ -62,7 +62,7 @@ impl Endpoint {
     }
 
     /// From parts that a source already has apart.
-    pub(crate) fn from_parts(scheme: Scheme, host: &str, port: u16) -> Result<Self, InstanceError> {
+    pub(crate) fn from_parts(scheme: HttpScheme, host: &str, port: u16) -> Result<Self, InstanceError> {
         Self::parse(&format!("{}://{}:{port}", scheme.as_str(), bracketed(host)))
     }
 }
@@ -87,11 +87,14 @@ mod tests {
             ("https://pod-0.svc:30000/", "https://pod-0.svc:30000", "pod-0.svc"),
             ("https://10.0.0.1", "https://10.0.0.1:443", "10.0.0.1"),
         ] {
-            let endpoint = Endpoint::parse(given).unwrap();
+            let endpoint = EngineEndpoint::parse(given).unwrap();
             assert_eq!((endpoint.url.as_str(), endpoint.host.as_str()), (url, host));
         }
-        assert_eq!(Endpoint::from_parts(Scheme::Http, "fd00::1", 80).unwrap().url, "http://[fd00::1]:80");
-        assert_eq!(Endpoint::from_parts(Scheme::Https, "p", 80).unwrap().url, "https://p:80");
+        assert_eq!(
+            EngineEndpoint::from_parts(HttpScheme::Http, "fd00::1", 80).unwrap().url,
+            "http://[fd00::1]:80"
+        );
+        assert_eq!(EngineEndpoint::from_parts(HttpScheme::Https, "p", 80).unwrap().url, "https://p:80");
     }
 
     #[test]
@@ -106,7 +109,7 @@ mod tests {
             "http://a:0",
             "http://a:99999",
         ] {
-            let message = Endpoint::parse(bad).unwrap_err().to_string();
+            let message = EngineEndpoint::parse(bad).unwrap_err().to_string();
             assert!(message.contains("http://HOST:PORT"), "{bad}: {message}");
         }
     }
@@ -114,8 +117,8 @@ mod tests {
     proptest! {
         #[test]
         fn never_panics_and_is_a_fixed_point(text in "\\PC{0,40}") {
-            if let Ok(endpoint) = Endpoint::parse(&text) {
-                prop_assert_eq!(Endpoint::parse(&endpoint.url).unwrap(), endpoint);
+            if let Ok(endpoint) = EngineEndpoint::parse(&text) {
+                prop_assert_eq!(EngineEndpoint::parse(&endpoint.url).unwrap(), endpoint);
             }
         }
     }

@@ -21,7 +21,7 @@ pub enum DiscoveryError {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        error: FileError,
+        error: TopologyFileError,
     },
     /// No usable Kubernetes client configuration.
     #[error("Kubernetes client: {0}; run inside a pod with a service account, or name a kubeconfig file")]
@@ -78,7 +78,7 @@ pub enum InstanceError {
 
 /// Why a topology file could not be taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum FileError {
+pub enum TopologyFileError {
     /// Cannot be read.
     #[error("cannot be read: {0}")]
     Read(String),
@@ -96,5 +96,5 @@ pub enum FileError {
     Instance(#[from] InstanceError),
     /// Well-formed, but no RBG discovery file.
     #[error(transparent)]
-    Rbg(#[from] rbg_api::ClusterFileError),
+    Rbg(#[from] rbg_api::DiscoveryFileError),
 }

@@ -10,19 +10,19 @@ use tokio::io::AsyncReadExt;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::error::FileError;
+use crate::error::TopologyFileError;
 
 /// Largest topology file, in bytes; a ConfigMap cannot be larger.
 pub(crate) const MAX_FILE: u64 = 1 << 20;
 /// Between a file event and the read: a writer that is not atomic makes several events.
-const SETTLE: Duration = Duration::from_millis(20);
+const DEBOUNCE: Duration = Duration::from_millis(20);
 /// The file is compared this often without any event: network file systems and exhausted inotify limits make none.
-const POLL: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Watches the directory of a file and answers its text when it differs from the last.
-pub(crate) struct FileWatch {
+pub(crate) struct TopologyFileWatcher {
     path: PathBuf,
-    last: Option<Result<String, FileError>>,
+    last: Option<Result<String, TopologyFileError>>,
     wake: Arc<Notify>,
     watcher: Option<notify::RecommendedWatcher>,
     next_poll: Instant,
@@ -30,7 +30,7 @@ pub(crate) struct FileWatch {
     dirty: bool,
 }
 
-impl FileWatch {
+impl TopologyFileWatcher {
     pub(crate) fn new(path: &Path) -> Self {
         let wake = Arc::new(Notify::new());
         let watcher = watch_directory(path, wake.clone())
@@ -38,7 +38,7 @@ impl FileWatch {
                 tracing::warn!(
                     file = %path.display(),
                     %error,
-                    poll_s = POLL.as_secs(),
+                    poll_s = POLL_INTERVAL.as_secs(),
                     "no file events; the file is compared periodically instead"
                 );
             })
@@ -48,7 +48,7 @@ impl FileWatch {
             last: None,
             wake,
             watcher,
-            next_poll: Instant::now() + POLL,
+            next_poll: Instant::now() + POLL_INTERVAL,
             dirty: false,
         }
     }
@@ -58,25 +58,25 @@ impl FileWatch {
     }
 
     /// Reads the file now.
-    pub(crate) async fn read(&mut self) -> Result<String, FileError> {
+    pub(crate) async fn read(&mut self) -> Result<String, TopologyFileError> {
         let read = read_bounded(&self.path).await;
         self.last = Some(read.clone());
         read
     }
 
     /// Waits until the file reads differently: another text, or another trouble. Cancel-safe.
-    pub(crate) async fn changed(&mut self) -> Result<String, FileError> {
+    pub(crate) async fn changed(&mut self) -> Result<String, TopologyFileError> {
         loop {
             if !self.dirty {
                 let _ = tokio::time::timeout_at(self.next_poll, self.wake.notified()).await;
                 self.dirty = true;
             }
-            tokio::time::sleep(SETTLE).await;
+            tokio::time::sleep(DEBOUNCE).await;
             if self.watcher.is_none() {
                 self.watcher = watch_directory(&self.path, self.wake.clone()).ok();
             }
             let read = read_bounded(&self.path).await;
-            self.next_poll = Instant::now() + POLL;
+            self.next_poll = Instant::now() + POLL_INTERVAL;
             self.dirty = false;
             if self.last.as_ref() != Some(&read) {
                 self.last = Some(read.clone());
@@ -103,15 +103,15 @@ fn watch_directory(path: &Path, wake: Arc<Notify>) -> notify::Result<notify::Rec
     Ok(watcher)
 }
 
-async fn read_bounded(path: &Path) -> Result<String, FileError> {
+async fn read_bounded(path: &Path) -> Result<String, TopologyFileError> {
     let read = async {
         let mut bytes = Vec::new();
         tokio::fs::File::open(path).await?.take(MAX_FILE + 1).read_to_end(&mut bytes).await?;
         Ok::<_, std::io::Error>(bytes)
     };
-    let bytes = read.await.map_err(|error| FileError::Read(error.to_string()))?;
+    let bytes = read.await.map_err(|error| TopologyFileError::Read(error.to_string()))?;
     if bytes.len() as u64 > MAX_FILE {
-        return Err(FileError::TooLarge);
+        return Err(TopologyFileError::TooLarge);
     }
-    String::from_utf8(bytes).map_err(|_| FileError::NotText)
+    String::from_utf8(bytes).map_err(|_| TopologyFileError::NotText)
 }

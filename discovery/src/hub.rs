@@ -10,52 +10,52 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::entry::Entry;
-use crate::listing::{Lists, Update};
+use crate::listing::{SourceLists, SourceUpdate};
 use crate::options::ProbeOptions;
-use crate::probe::Prober;
-use crate::probe::report::Verdict;
-use crate::reader::TopologyPublisher;
-use crate::topology::{Instance, InstanceId, KvTransfer, Role};
+use crate::probe::EngineProber;
+use crate::probe::report::ProbeVerdict;
+use crate::probed_instance::ProbedInstance;
+use crate::publish::TopologyPublisher;
+use crate::topology::{EngineInstance, EngineRole, InstanceId, KvTransferMethod};
 
-type Probe = BoxFuture<'static, (InstanceId, u64, Verdict)>;
+type ProbeFuture = BoxFuture<'static, (InstanceId, u64, ProbeVerdict)>;
 
-pub(crate) struct Hub {
-    prober: Arc<Prober>,
+pub(crate) struct DiscoveryHub {
+    prober: Arc<EngineProber>,
     options: ProbeOptions,
     publisher: TopologyPublisher,
-    lists: Lists,
-    entries: BTreeMap<InstanceId, Entry>,
-    running: FuturesUnordered<Probe>,
+    lists: SourceLists,
+    entries: BTreeMap<InstanceId, ProbedInstance>,
+    running: FuturesUnordered<ProbeFuture>,
     /// Probes started so far.
-    tickets: u64,
+    next_probe_id: u64,
 }
 
-impl Hub {
-    pub(crate) fn new(prober: Prober, options: ProbeOptions, publisher: TopologyPublisher) -> Self {
+impl DiscoveryHub {
+    pub(crate) fn new(prober: EngineProber, options: ProbeOptions, publisher: TopologyPublisher) -> Self {
         Self {
             prober: Arc::new(prober),
             options,
             publisher,
-            lists: Lists::default(),
+            lists: SourceLists::default(),
             entries: BTreeMap::new(),
             running: FuturesUnordered::new(),
-            tickets: 0,
+            next_probe_id: 0,
         }
     }
 
     /// Takes a source's list and publishes what follows from it.
-    pub(crate) fn list(&mut self, update: Update) {
+    pub(crate) fn apply_update(&mut self, update: SourceUpdate) {
         self.lists.replace(update);
         let now = Instant::now();
         let mut before = std::mem::take(&mut self.entries);
         for (id, listed) in self.lists.merged() {
             let entry = match before.remove(&id) {
                 Some(mut entry) => {
-                    entry.relist(listed, now);
+                    entry.update_listing(listed, now);
                     entry
                 }
-                None => Entry::new(listed, now),
+                None => ProbedInstance::new(listed, now),
             };
             self.entries.insert(id, entry);
         }
@@ -63,7 +63,7 @@ impl Hub {
     }
 
     /// Runs until `stop`. Probes live inside this future, so stopping it stops them.
-    pub(crate) async fn run(mut self, mut updates: mpsc::Receiver<Update>, stop: CancellationToken) {
+    pub(crate) async fn run(mut self, mut updates: mpsc::Receiver<SourceUpdate>, stop: CancellationToken) {
         let mut sources_open = true;
         let mut readers_open = true;
         loop {
@@ -71,11 +71,11 @@ impl Hub {
             tokio::select! {
                 () = stop.cancelled() => return,
                 update = updates.recv(), if sources_open => match update {
-                    Some(update) => self.list(update),
+                    Some(update) => self.apply_update(update),
                     None => sources_open = false,
                 },
-                request = self.publisher.requested(), if readers_open => match request {
-                    Some(id) => self.ask(&id),
+                request = self.publisher.next_probe_request(), if readers_open => match request {
+                    Some(id) => self.request_probe(&id),
                     None => readers_open = false,
                 },
                 Some(done) = self.running.next() => self.finish(done),
@@ -84,9 +84,9 @@ impl Hub {
         }
     }
 
-    fn ask(&mut self, id: &InstanceId) {
+    fn request_probe(&mut self, id: &InstanceId) {
         if let Some(entry) = self.entries.get_mut(id) {
-            entry.ask(Instant::now());
+            entry.request_probe(Instant::now());
         }
     }
 
@@ -107,8 +107,8 @@ impl Hub {
         // What finds no free place waits for a probe to end, which wakes the loop.
         for (_, id) in due.into_iter().take(free) {
             if let Some(entry) = self.entries.get_mut(&id) {
-                self.tickets += 1;
-                let ticket = self.tickets;
+                self.next_probe_id += 1;
+                let ticket = self.next_probe_id;
                 let listed = entry.start(ticket, now);
                 let prober = self.prober.clone();
                 self.running.push(Box::pin(async move { (id, ticket, prober.probe(&listed).await.verdict) }));
@@ -117,18 +117,18 @@ impl Hub {
         next
     }
 
-    fn finish(&mut self, done: (InstanceId, u64, Verdict)) {
-        let mut changed = self.settle(done);
+    fn finish(&mut self, done: (InstanceId, u64, ProbeVerdict)) {
+        let mut changed = self.apply_result(done);
         // Probes that ended together are published together.
         while let Some(Some(done)) = self.running.next().now_or_never() {
-            changed |= self.settle(done);
+            changed |= self.apply_result(done);
         }
         if changed {
             self.publish();
         }
     }
 
-    fn settle(&mut self, (id, ticket, verdict): (InstanceId, u64, Verdict)) -> bool {
+    fn apply_result(&mut self, (id, ticket, verdict): (InstanceId, u64, ProbeVerdict)) -> bool {
         let Some(entry) = self.entries.get_mut(&id) else { return false };
         let changed = entry.finish(ticket, verdict, Instant::now(), fastrand::f64(), &self.options);
         if changed {
@@ -138,13 +138,13 @@ impl Hub {
     }
 
     fn publish(&mut self) {
-        let decided: Vec<Arc<Instance>> = self
+        let decided: Vec<Arc<EngineInstance>> = self
             .entries
             .values()
             .filter(|entry| !entry.lacks_connector())
             .map(|entry| entry.instance(None))
             .collect();
-        let undecided: Vec<Arc<Instance>> = self
+        let undecided: Vec<Arc<EngineInstance>> = self
             .entries
             .values()
             .filter(|entry| entry.lacks_connector())
@@ -156,20 +156,20 @@ impl Hub {
 }
 
 /// The transfer that all ready vLLM prefills of the decode's models use, if they agree on one.
-fn prefills_transfer(instances: &[Arc<Instance>], decode: &Instance) -> Option<KvTransfer> {
-    let models = &decode.facts.as_ref().filter(|_| decode.role == Role::Decode)?.models;
+fn prefills_transfer(instances: &[Arc<EngineInstance>], decode: &EngineInstance) -> Option<KvTransferMethod> {
+    let models = &decode.facts.as_ref().filter(|_| decode.role == EngineRole::Decode)?.models;
     let mut transfers = instances
         .iter()
-        .filter(|instance| instance.role == Role::Prefill)
-        .filter_map(|instance| instance.usable())
+        .filter(|instance| instance.role == EngineRole::Prefill)
+        .filter_map(|instance| instance.usable_facts())
         .filter(|facts| facts.models.iter().any(|model| models.contains(model)))
         .filter_map(|facts| match facts.transfer.as_ref()? {
-            KvTransfer::SglangBootstrap { .. } => None,
-            KvTransfer::VllmNixl => Some(KvTransfer::VllmNixl),
-            KvTransfer::VllmMooncake { .. } => {
-                Some(KvTransfer::VllmMooncake { bootstrap: None, engine_ids: BTreeMap::new() })
+            KvTransferMethod::SglangBootstrap { .. } => None,
+            KvTransferMethod::VllmNixl => Some(KvTransferMethod::VllmNixl),
+            KvTransferMethod::VllmMooncake { .. } => {
+                Some(KvTransferMethod::VllmMooncake { bootstrap: None, engine_ids: BTreeMap::new() })
             }
-            KvTransfer::VllmStore => Some(KvTransfer::VllmStore),
+            KvTransferMethod::VllmStore => Some(KvTransferMethod::VllmStore),
         });
     let first = transfers.next()?;
     transfers.all(|other| other == first).then_some(first)

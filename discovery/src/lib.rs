@@ -4,23 +4,23 @@
 //! [`Topology`] is published. Readers never wait for any of it.
 //!
 //! A source that cannot be read keeps what it listed last; an engine that does not answer stays in the snapshot as
-//! [`Readiness::NotReady`] with the reason in words.
+//! [`InstanceReadiness::NotReady`] with the reason in words.
 
-mod cache;
 mod endpoint;
-mod entry;
+mod engine_load;
 mod error;
 mod file_watch;
 mod hosts;
 mod hub;
 mod kubernetes;
+mod kv_cache;
 mod listing;
-mod load;
-mod names;
 mod options;
+mod parse_names;
 mod probe;
+mod probed_instance;
+mod publish;
 mod rbg;
-mod reader;
 mod registry;
 mod roles;
 mod start;
@@ -28,29 +28,33 @@ mod static_file;
 mod tcp_address;
 mod topology;
 
-pub use cache::{DeclaredKv, KvEventSource, KvHashing, KvStore, PrefetchPolicy, StoreKeys, VllmHash};
-pub use endpoint::Scheme;
-pub use error::{DiscoveryError, FileError, InstanceError};
-pub use hosts::Hosts;
-pub use kubernetes::KubernetesOptions;
+pub use endpoint::HttpScheme;
+#[doc(hidden)]
+pub use engine_load::parse_load;
+pub use engine_load::{EngineLoad, EngineLoadError, fetch_load};
+pub use error::{DiscoveryError, InstanceError, TopologyFileError};
+pub use hosts::HostLocations;
+pub use kubernetes::KubernetesDiscoveryOptions;
 pub use kubernetes::pod::annotation;
-#[doc(hidden)]
-pub use load::read_load;
-pub use load::{EngineLoad, LoadTrouble, ask_load};
-pub use names::UnknownName;
+pub use kv_cache::{
+    DeclaredKvFacts, EngineBlockHashing, EngineStoreFacts, KvEventSource, PrefetchPolicy, StoreKeyScheme,
+    VllmHashAlgorithm,
+};
 pub use options::{DiscoveryOptions, ProbeOptions};
-pub use probe::report::{Check, CheckOutcome, ProbeReport, Verdict};
+pub use parse_names::UnknownNameError;
+pub use probe::report::{ProbeCheck, ProbeCheckOutcome, ProbeReport, ProbeVerdict};
 #[doc(hidden)]
-pub use probe::sizes::{AnswerSizes, answer_sizes};
-pub use rbg::RbgOptions;
-pub use reader::{TopologyPublisher, TopologyReader, channel};
-pub use registry::{MAX_LEASE, Registered, Registration, Registry, RegistryError};
+pub use probe::sizes::{ProbeResponseSizes, response_sizes};
+pub use publish::{TopologyPublisher, TopologyReader, channel};
+pub use rbg::RbgDiscoveryOptions;
+pub use registry::{EngineRegistration, EngineRegistry, EngineRegistryError, MAX_LEASE, RegistrationResult};
 pub use roles::{RoleNames, RolePorts};
 pub use start::{probe_once, start};
 #[doc(hidden)]
-pub use static_file::ids_in;
-pub use static_file::{StaticInstance, instances_in};
+pub use static_file::instance_ids;
+pub use static_file::{StaticInstance, count_instances};
 pub use topology::{
-    Bootstrap, Declared, Engine, EngineFacts, Instance, InstanceId, KvConnector, KvTransfer, Place,
-    PriorityOrder, Readiness, Role, Source, Topology, Workload,
+    BootstrapAddress, DeclaredFacts, EngineFacts, EngineInstance, EngineKind, EngineRole, InstanceId,
+    InstanceReadiness, InstanceSource, KubernetesWorkload, KvConnector, KvTransferMethod, PhysicalLocation,
+    PriorityOrder, Topology,
 };

@@ -2,66 +2,68 @@
 
 use std::collections::BTreeMap;
 
-use crate::hosts::Hosts;
-use crate::topology::{Declared, InstanceId, Place, Role, Source, Workload};
+use crate::hosts::HostLocations;
+use crate::topology::{
+    DeclaredFacts, EngineRole, InstanceId, InstanceSource, KubernetesWorkload, PhysicalLocation,
+};
 
 /// Most instances in one topology: bounds memory and probing if a source goes wrong.
 pub(crate) const MAX_INSTANCES: usize = 10_000;
 
 /// One instance as its source lists it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Listed {
+pub(crate) struct ListedInstance {
     pub(crate) id: InstanceId,
-    pub(crate) role: Role,
+    pub(crate) role: EngineRole,
     pub(crate) url: String,
     /// Host of `url`, without brackets.
     pub(crate) host: String,
-    pub(crate) source: Source,
-    pub(crate) place: Place,
-    pub(crate) workload: Workload,
-    pub(crate) declared: Declared,
+    pub(crate) source: InstanceSource,
+    pub(crate) location: PhysicalLocation,
+    pub(crate) workload: KubernetesWorkload,
+    pub(crate) declared: DeclaredFacts,
     /// Why the source itself says that it must not serve now.
-    pub(crate) held: Option<String>,
+    pub(crate) unavailable_reason: Option<String>,
 }
 
 /// A source's complete list; replaces its earlier one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Update {
+pub(crate) struct SourceUpdate {
     /// Which source. Lower slots win where two sources list one id.
     pub(crate) slot: usize,
-    pub(crate) instances: Vec<Listed>,
+    pub(crate) instances: Vec<ListedInstance>,
     /// What else it knows the place of.
-    pub(crate) hosts: Vec<Host>,
+    pub(crate) hosts: Vec<ListedHost>,
 }
 
 /// A host that is no engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Host {
+pub(crate) struct ListedHost {
     /// Names and addresses.
     pub(crate) names: Vec<String>,
-    pub(crate) place: Place,
+    pub(crate) location: PhysicalLocation,
 }
 
-impl Update {
+impl SourceUpdate {
     /// Of a source that knows engines only.
-    pub(crate) fn engines(slot: usize, instances: Vec<Listed>) -> Self {
+    pub(crate) fn of_engines(slot: usize, instances: Vec<ListedInstance>) -> Self {
         Self { slot, instances, hosts: Vec::new() }
     }
 }
 
 /// All sources' lists as one, by id.
 #[derive(Debug, Default)]
-pub(crate) struct Lists {
-    slots: BTreeMap<usize, Update>,
+pub(crate) struct SourceLists {
+    slots: BTreeMap<usize, SourceUpdate>,
 }
 
-impl Lists {
-    pub(crate) fn replace(&mut self, update: Update) {
+impl SourceLists {
+    pub(crate) fn replace(&mut self, update: SourceUpdate) {
         self.slots.insert(update.slot, update);
     }
 
-    pub(crate) fn merged(&self) -> BTreeMap<InstanceId, Listed> {
-        let mut merged: BTreeMap<InstanceId, Listed> = BTreeMap::new();
+    pub(crate) fn merged(&self) -> BTreeMap<InstanceId, ListedInstance> {
+        let mut merged: BTreeMap<InstanceId, ListedInstance> = BTreeMap::new();
         for listed in self.slots.values().flat_map(|update| &update.instances) {
             if merged.len() >= MAX_INSTANCES && !merged.contains_key(&listed.id) {
                 tracing::error!(
@@ -73,32 +75,36 @@ impl Lists {
             // Whoever says that an instance must not serve is heard, whichever source describes it.
             merged
                 .entry(listed.id.clone())
-                .and_modify(|kept| kept.held = kept.held.take().or_else(|| listed.held.clone()))
+                .and_modify(|kept| {
+                    kept.unavailable_reason =
+                        kept.unavailable_reason.take().or_else(|| listed.unavailable_reason.clone());
+                })
                 .or_insert_with(|| listed.clone());
         }
         merged
     }
 
     /// Where other hosts run.
-    pub(crate) fn hosts(&self) -> Hosts {
+    pub(crate) fn hosts(&self) -> HostLocations {
         let hosts = self.slots.values().flat_map(|update| &update.hosts).take(MAX_INSTANCES);
-        let places = hosts.flat_map(|host| host.names.iter().map(|name| (name.clone(), host.place.clone())));
+        let places =
+            hosts.flat_map(|host| host.names.iter().map(|name| (name.clone(), host.location.clone())));
         places.collect()
     }
 }
 
 #[cfg(test)]
-pub(crate) fn sample(id: &str, role: Role) -> Listed {
-    Listed {
+pub(crate) fn listed_instance(id: &str, role: EngineRole) -> ListedInstance {
+    ListedInstance {
         id: id.into(),
         role,
         url: format!("http://{id}:8000"),
         host: id.to_owned(),
-        source: Source::Static,
-        place: Place::default(),
-        workload: Workload::default(),
-        declared: Declared::default(),
-        held: None,
+        source: InstanceSource::Static,
+        location: PhysicalLocation::default(),
+        workload: KubernetesWorkload::default(),
+        declared: DeclaredFacts::default(),
+        unavailable_reason: None,
     }
 }
 
@@ -108,28 +114,32 @@ mod tests {
 
     #[test]
     fn lower_slots_win_and_an_update_replaces_only_its_slot() {
-        let mut lists = Lists::default();
-        let both = vec![sample("a", Role::Decode), sample("b", Role::Decode)];
-        lists.replace(Update::engines(1, both));
-        lists.replace(Update::engines(0, vec![sample("a", Role::Prefill)]));
+        let mut lists = SourceLists::default();
+        let both = vec![listed_instance("a", EngineRole::Decode), listed_instance("b", EngineRole::Decode)];
+        lists.replace(SourceUpdate::of_engines(1, both));
+        lists.replace(SourceUpdate::of_engines(0, vec![listed_instance("a", EngineRole::Prefill)]));
         let merged = lists.merged();
         assert_eq!(merged.len(), 2);
-        assert_eq!(merged[&InstanceId::from("a")].role, Role::Prefill);
-        lists.replace(Update::engines(0, Vec::new()));
-        assert_eq!(lists.merged()[&InstanceId::from("a")].role, Role::Decode);
+        assert_eq!(merged[&InstanceId::from("a")].role, EngineRole::Prefill);
+        lists.replace(SourceUpdate::of_engines(0, Vec::new()));
+        assert_eq!(lists.merged()[&InstanceId::from("a")].role, EngineRole::Decode);
     }
 
     #[test]
     fn any_source_may_hold_an_instance() {
-        let held = Listed { held: Some("draining".into()), ..sample("a", Role::Decode) };
-        for (first, second) in
-            [(held.clone(), sample("a", Role::Prefill)), (sample("a", Role::Prefill), held)]
-        {
-            let mut lists = Lists::default();
-            lists.replace(Update::engines(0, vec![first.clone()]));
-            lists.replace(Update::engines(1, vec![second]));
+        let held = ListedInstance {
+            unavailable_reason: Some("draining".into()),
+            ..listed_instance("a", EngineRole::Decode)
+        };
+        for (first, second) in [
+            (held.clone(), listed_instance("a", EngineRole::Prefill)),
+            (listed_instance("a", EngineRole::Prefill), held),
+        ] {
+            let mut lists = SourceLists::default();
+            lists.replace(SourceUpdate::of_engines(0, vec![first.clone()]));
+            lists.replace(SourceUpdate::of_engines(1, vec![second]));
             let merged = lists.merged().remove(&InstanceId::from("a")).unwrap();
-            assert_eq!((merged.role, merged.held.as_deref()), (first.role, Some("draining")));
+            assert_eq!((merged.role, merged.unavailable_reason.as_deref()), (first.role, Some("draining")));
         }
     }
 }

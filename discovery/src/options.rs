@@ -4,11 +4,11 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use moongate_runtime::Trust;
+use moongate_runtime::ClientTls;
 
-use crate::kubernetes::KubernetesOptions;
-use crate::rbg::RbgOptions;
-use crate::registry::Registry;
+use crate::kubernetes::KubernetesDiscoveryOptions;
+use crate::rbg::RbgDiscoveryOptions;
+use crate::registry::EngineRegistry;
 use crate::static_file::StaticInstance;
 
 /// Which sources are read, and how engines are asked. Sources are combined; on equal ids the earlier field wins.
@@ -19,11 +19,11 @@ pub struct DiscoveryOptions {
     /// TOML file with `[[instance]]` tables; watched.
     pub file: Option<PathBuf>,
     /// RBG's injected discovery file; watched.
-    pub rbg: Option<RbgOptions>,
+    pub rbg: Option<RbgDiscoveryOptions>,
     /// Registrations at run time. A registration and a pod with the same id are one instance.
-    pub registry: Option<Registry>,
+    pub registry: Option<EngineRegistry>,
     /// Pods in the Kubernetes API; watched.
-    pub kubernetes: Option<KubernetesOptions>,
+    pub kubernetes: Option<KubernetesDiscoveryOptions>,
     /// How engines are asked.
     pub probe: ProbeOptions,
 }
@@ -49,7 +49,7 @@ pub struct ProbeOptions {
     /// Sent as `Authorization: Bearer …` to engines that were started with an API key.
     pub api_key: Option<String>,
     /// Whom engines with `https://` URLs are known by; `None` for nobody.
-    pub trust: Option<Trust>,
+    pub trust: Option<ClientTls>,
 }
 
 impl Default for ProbeOptions {

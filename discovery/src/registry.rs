@@ -11,9 +11,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::InstanceError;
-use crate::listing::{Listed, MAX_INSTANCES, Update};
+use crate::listing::{ListedInstance, MAX_INSTANCES, SourceUpdate};
 use crate::static_file::StaticInstance;
-use crate::topology::{InstanceId, Source};
+use crate::topology::{InstanceId, InstanceSource};
 
 /// Longest lease, in seconds.
 pub const MAX_LEASE: u32 = 3600;
@@ -23,7 +23,7 @@ const MAX_TEXT: usize = 512;
 /// What an engine, or somebody beside it, says of it. In JSON one object: the members of an instance as in the instances file, and
 /// those below.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
-pub struct Registration {
+pub struct EngineRegistration {
     /// The engine.
     #[serde(flatten)]
     pub instance: StaticInstance,
@@ -40,7 +40,7 @@ pub struct Registration {
 
 /// What followed from a registration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Registered {
+pub struct RegistrationResult {
     /// Under which id: the one that was given, else the URL.
     pub id: InstanceId,
     /// Whether the same instance had another revision before.
@@ -49,7 +49,7 @@ pub struct Registered {
 
 /// Why a registration was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum RegistryError {
+pub enum EngineRegistryError {
     /// The instance is described wrongly.
     #[error(transparent)]
     Instance(#[from] InstanceError),
@@ -70,21 +70,24 @@ pub enum RegistryError {
 
 /// Registered instances. Clones are the same registry.
 #[derive(Debug, Clone, Default)]
-pub struct Registry(Arc<Shared>);
+pub struct EngineRegistry(Arc<EngineRegistryState>);
 
 #[derive(Debug, Default)]
-struct Shared {
-    leases: Mutex<Leases>,
+struct EngineRegistryState {
+    leases: Mutex<RegistrationLeases>,
     changed: Notify,
 }
 
-impl Registry {
+impl EngineRegistry {
     /// Takes or renews a registration. The instance is listed a moment later.
     ///
     /// # Errors
-    /// [`RegistryError`]; what was registered before under the same id stays then.
-    pub fn register(&self, registration: &Registration) -> Result<Registered, RegistryError> {
-        let registered = self.0.leases.lock().take(registration, Instant::now())?;
+    /// [`EngineRegistryError`]; what was registered before under the same id stays then.
+    pub fn register(
+        &self,
+        registration: &EngineRegistration,
+    ) -> Result<RegistrationResult, EngineRegistryError> {
+        let registered = self.0.leases.lock().grant(registration, Instant::now())?;
         self.0.changed.notify_one();
         Ok(registered)
     }
@@ -98,13 +101,13 @@ impl Registry {
     }
 
     /// Sends the new list after every change and every end of a lease.
-    pub(crate) async fn follow(self, slot: usize, out: mpsc::Sender<Update>, stop: CancellationToken) {
+    pub(crate) async fn run(self, slot: usize, out: mpsc::Sender<SourceUpdate>, stop: CancellationToken) {
         let mut sent = Vec::new();
         loop {
             let (instances, next_end) = self.0.leases.lock().current(Instant::now());
             if instances != sent {
                 sent.clone_from(&instances);
-                if out.send(Update::engines(slot, instances)).await.is_err() {
+                if out.send(SourceUpdate::of_engines(slot, instances)).await.is_err() {
                     return;
                 }
             }
@@ -125,81 +128,87 @@ impl Registry {
 
 /// The leases by id. Pure: time is given.
 #[derive(Debug, Default)]
-struct Leases {
-    by_id: BTreeMap<InstanceId, Lease>,
+struct RegistrationLeases {
+    by_id: BTreeMap<InstanceId, RegistrationLease>,
 }
 
 #[derive(Debug)]
-struct Lease {
-    listed: Listed,
+struct RegistrationLease {
+    listed: ListedInstance,
     revision: u64,
     /// `None`: it does not end by itself.
-    ends: Option<Instant>,
+    expires_at: Option<Instant>,
 }
 
-impl Leases {
-    fn take(&mut self, registration: &Registration, now: Instant) -> Result<Registered, RegistryError> {
-        let listed = Listed {
-            source: Source::Registry,
-            held: registration.held.clone(),
+impl RegistrationLeases {
+    fn grant(
+        &mut self,
+        registration: &EngineRegistration,
+        now: Instant,
+    ) -> Result<RegistrationResult, EngineRegistryError> {
+        let listed = ListedInstance {
+            source: InstanceSource::Registry,
+            unavailable_reason: registration.held.clone(),
             ..registration.instance.listed()?
         };
         check_text("id", &listed.id.0)?;
-        check_text("held", listed.held.as_deref().unwrap_or_default())?;
+        check_text("held", listed.unavailable_reason.as_deref().unwrap_or_default())?;
         let ends = match registration.lease_seconds {
             None => None,
             Some(seconds @ 1..=MAX_LEASE) => Some(now + Duration::from_secs(seconds.into())),
-            Some(seconds) => return Err(RegistryError::Lease(seconds)),
+            Some(seconds) => return Err(EngineRegistryError::Lease(seconds)),
         };
         if self.by_id.len() >= MAX_INSTANCES && !self.by_id.contains_key(&listed.id) {
-            return Err(RegistryError::Full);
+            return Err(EngineRegistryError::Full);
         }
         let (id, revision) = (listed.id.clone(), registration.revision);
-        let before = self.by_id.insert(id.clone(), Lease { listed, revision, ends });
-        Ok(Registered { id, revised: before.is_some_and(|before| before.revision != revision) })
+        let before = self.by_id.insert(id.clone(), RegistrationLease { listed, revision, expires_at: ends });
+        Ok(RegistrationResult { id, revised: before.is_some_and(|before| before.revision != revision) })
     }
 
     /// Forgets what has ended; the rest, and when the next one ends.
-    fn current(&mut self, now: Instant) -> (Vec<Listed>, Option<Instant>) {
+    fn current(&mut self, now: Instant) -> (Vec<ListedInstance>, Option<Instant>) {
         self.by_id.retain(|id, lease| {
-            let over = lease.ends.is_some_and(|ends| ends <= now);
+            let over = lease.expires_at.is_some_and(|ends| ends <= now);
             if over {
                 tracing::warn!(%id, "a registered engine has not renewed its lease and is forgotten");
             }
             !over
         });
         let listed = self.by_id.values().map(|lease| lease.listed.clone()).collect();
-        (listed, self.by_id.values().filter_map(|lease| lease.ends).min())
+        (listed, self.by_id.values().filter_map(|lease| lease.expires_at).min())
     }
 }
 
-fn check_text(member: &'static str, text: &str) -> Result<(), RegistryError> {
+fn check_text(member: &'static str, text: &str) -> Result<(), EngineRegistryError> {
     let good = text.len() <= MAX_TEXT && !text.chars().any(char::is_control);
-    good.then_some(()).ok_or(RegistryError::Text(member))
+    good.then_some(()).ok_or(EngineRegistryError::Text(member))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::Role;
+    use crate::topology::EngineRole;
 
-    fn registration(id: &str) -> Registration {
-        let instance =
-            StaticInstance { id: Some(id.to_owned()), ..StaticInstance::new(Role::Plain, "http://a:1") };
-        Registration { instance, lease_seconds: Some(10), held: None, revision: 0 }
+    fn registration(id: &str) -> EngineRegistration {
+        let instance = StaticInstance {
+            id: Some(id.to_owned()),
+            ..StaticInstance::new(EngineRole::Plain, "http://a:1")
+        };
+        EngineRegistration { instance, lease_seconds: Some(10), held: None, revision: 0 }
     }
 
     #[test]
     fn a_lease_ends_unless_it_is_renewed_and_one_without_stays() {
-        let (mut leases, now) = (Leases::default(), Instant::now());
+        let (mut leases, now) = (RegistrationLeases::default(), Instant::now());
         let at = |seconds| now + Duration::from_secs(seconds);
-        leases.take(&registration("renewed"), now).unwrap();
-        leases.take(&registration("dead"), now).unwrap();
-        leases.take(&Registration { lease_seconds: None, ..registration("staying") }, now).unwrap();
-        leases.take(&registration("renewed"), at(5)).unwrap();
+        leases.grant(&registration("renewed"), now).unwrap();
+        leases.grant(&registration("dead"), now).unwrap();
+        leases.grant(&EngineRegistration { lease_seconds: None, ..registration("staying") }, now).unwrap();
+        leases.grant(&registration("renewed"), at(5)).unwrap();
         assert_eq!(leases.current(at(9)).0.len(), 3);
         assert_eq!(leases.current(at(9)).1, Some(at(10)));
-        let ids = |leases: &mut Leases, now| -> Vec<String> {
+        let ids = |leases: &mut RegistrationLeases, now| -> Vec<String> {
             leases.current(now).0.iter().map(|listed| listed.id.to_string()).collect()
         };
         assert_eq!(ids(&mut leases, at(10)), ["renewed", "staying"]);
@@ -209,43 +218,43 @@ mod tests {
 
     #[test]
     fn a_new_revision_is_told_once() {
-        let (mut leases, now) = (Leases::default(), Instant::now());
-        let second = Registration { revision: 1, ..registration("a") };
-        assert!(!leases.take(&registration("a"), now).unwrap().revised, "its first registration");
-        assert!(leases.take(&second, now).unwrap().revised);
-        assert!(!leases.take(&second, now).unwrap().revised);
+        let (mut leases, now) = (RegistrationLeases::default(), Instant::now());
+        let second = EngineRegistration { revision: 1, ..registration("a") };
+        assert!(!leases.grant(&registration("a"), now).unwrap().revised, "its first registration");
+        assert!(leases.grant(&second, now).unwrap().revised);
+        assert!(!leases.grant(&second, now).unwrap().revised);
     }
 
     #[test]
     fn what_is_refused_changes_nothing() {
-        let (mut leases, now) = (Leases::default(), Instant::now());
-        leases.take(&registration("a"), now).unwrap();
+        let (mut leases, now) = (RegistrationLeases::default(), Instant::now());
+        leases.grant(&registration("a"), now).unwrap();
         let mut wrong_url = registration("a");
         wrong_url.instance.url = "https://a:1/v1".to_owned();
         for (wrong, part) in [
             (wrong_url, "path"),
-            (Registration { lease_seconds: Some(0), ..registration("a") }, "lease_seconds"),
-            (Registration { lease_seconds: Some(3601), ..registration("a") }, "lease_seconds"),
-            (Registration { held: Some("a\nb".to_owned()), ..registration("a") }, "held"),
+            (EngineRegistration { lease_seconds: Some(0), ..registration("a") }, "lease_seconds"),
+            (EngineRegistration { lease_seconds: Some(3601), ..registration("a") }, "lease_seconds"),
+            (EngineRegistration { held: Some("a\nb".to_owned()), ..registration("a") }, "held"),
             (registration(&"a".repeat(513)), "id"),
         ] {
-            let error = leases.take(&wrong, now).unwrap_err().to_string();
+            let error = leases.grant(&wrong, now).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
         }
         assert_eq!(leases.current(now).0[0].url, "http://a:1");
         for index in 1..MAX_INSTANCES {
-            leases.take(&registration(&index.to_string()), now).unwrap();
+            leases.grant(&registration(&index.to_string()), now).unwrap();
         }
-        assert_eq!(leases.take(&registration("one more"), now), Err(RegistryError::Full));
-        assert!(leases.take(&registration("a"), now).is_ok(), "a renewal has its place");
+        assert_eq!(leases.grant(&registration("one more"), now), Err(EngineRegistryError::Full));
+        assert!(leases.grant(&registration("a"), now).is_ok(), "a renewal has its place");
     }
 
     #[test]
     fn it_is_one_flat_object_and_peers_names_are_understood() {
         let text = r#"{"url":"http://a:1","worker_type":"regular","priority":1,"lease_seconds":5}"#;
-        let read: Registration = serde_json::from_str(text).unwrap();
-        assert_eq!((read.instance.role, read.lease_seconds), (Role::Plain, Some(5)));
+        let read: EngineRegistration = serde_json::from_str(text).unwrap();
+        assert_eq!((read.instance.role, read.lease_seconds), (EngineRole::Plain, Some(5)));
         let again = serde_json::to_string(&read).unwrap();
-        assert_eq!(serde_json::from_str::<Registration>(&again).unwrap(), read, "{again}");
+        assert_eq!(serde_json::from_str::<EngineRegistration>(&again).unwrap(), read, "{again}");
     }
 }

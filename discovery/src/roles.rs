@@ -1,8 +1,8 @@
 //! Which RBG roles are engines, and on which port an engine listens if nobody says.
 
-use rbg_api::Duty;
+use rbg_api::RoleKind;
 
-use crate::topology::Role;
+use crate::topology::EngineRole;
 
 /// Exact role names by engine role. A role whose list is empty is recognised by its name's words.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -18,19 +18,21 @@ pub struct RoleNames {
 impl RoleNames {
     /// The engine role of an RBG role; `None` for routers, stores and everything unknown.
     #[must_use]
-    pub fn role(&self, name: &str) -> Option<Role> {
-        for (names, role) in
-            [(&self.prefill, Role::Prefill), (&self.decode, Role::Decode), (&self.plain, Role::Plain)]
-        {
+    pub fn role(&self, name: &str) -> Option<EngineRole> {
+        for (names, role) in [
+            (&self.prefill, EngineRole::Prefill),
+            (&self.decode, EngineRole::Decode),
+            (&self.plain, EngineRole::Plain),
+        ] {
             if names.iter().any(|exact| exact == name) {
                 return Some(role);
             }
         }
-        match Duty::of(name)? {
-            Duty::Prefill => self.prefill.is_empty().then_some(Role::Prefill),
-            Duty::Decode => self.decode.is_empty().then_some(Role::Decode),
-            Duty::Plain => self.plain.is_empty().then_some(Role::Plain),
-            Duty::Store => None,
+        match RoleKind::from_role_name(name)? {
+            RoleKind::Prefill => self.prefill.is_empty().then_some(EngineRole::Prefill),
+            RoleKind::Decode => self.decode.is_empty().then_some(EngineRole::Decode),
+            RoleKind::Plain => self.plain.is_empty().then_some(EngineRole::Plain),
+            RoleKind::Store => None,
         }
     }
 }
@@ -56,11 +58,11 @@ impl Default for RolePorts {
 }
 
 impl RolePorts {
-    pub(crate) fn of(self, role: Role) -> u16 {
+    pub(crate) fn of(self, role: EngineRole) -> u16 {
         match role {
-            Role::Prefill => self.prefill,
-            Role::Decode => self.decode,
-            Role::Plain => self.plain,
+            EngineRole::Prefill => self.prefill,
+            EngineRole::Decode => self.decode,
+            EngineRole::Plain => self.plain,
         }
     }
 }
@@ -100,9 +102,9 @@ mod tests {
     fn names_of_the_known_examples() {
         let names = RoleNames::default();
         for (name, role) in [
-            ("prefill", Some(Role::Prefill)),
-            ("decode", Some(Role::Decode)),
-            ("backend", Some(Role::Plain)),
+            ("prefill", Some(EngineRole::Prefill)),
+            ("decode", Some(EngineRole::Decode)),
+            ("backend", Some(EngineRole::Plain)),
             ("mooncake-store", None),
             ("router", None),
         ] {
@@ -113,10 +115,10 @@ mod tests {
     #[test]
     fn exact_names_replace_the_rule_of_their_role_only() {
         let names = RoleNames { prefill: vec!["p".into(), "prefill-router".into()], ..RoleNames::default() };
-        assert_eq!(names.role("p"), Some(Role::Prefill));
-        assert_eq!(names.role("prefill-router"), Some(Role::Prefill), "said exactly");
+        assert_eq!(names.role("p"), Some(EngineRole::Prefill));
+        assert_eq!(names.role("prefill-router"), Some(EngineRole::Prefill), "said exactly");
         assert_eq!(names.role("prefill"), None);
-        assert_eq!(names.role("decode"), Some(Role::Decode));
+        assert_eq!(names.role("decode"), Some(EngineRole::Decode));
     }
 
     #[test]

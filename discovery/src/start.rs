@@ -5,17 +5,17 @@ use std::path::Path;
 use moongate_runtime::Supervisor;
 use tokio::sync::mpsc;
 
-use crate::error::{DiscoveryError, FileError};
-use crate::file_watch::FileWatch;
-use crate::hub::Hub;
+use crate::error::{DiscoveryError, TopologyFileError};
+use crate::file_watch::TopologyFileWatcher;
+use crate::hub::DiscoveryHub;
 use crate::kubernetes;
-use crate::listing::Update;
+use crate::listing::SourceUpdate;
 use crate::options::{DiscoveryOptions, ProbeOptions};
-use crate::probe::Prober;
+use crate::probe::EngineProber;
 use crate::probe::report::ProbeReport;
+use crate::publish::{TopologyReader, channel};
 use crate::rbg;
-use crate::reader::{TopologyReader, channel};
-use crate::registry::Registry;
+use crate::registry::EngineRegistry;
 use crate::static_file::{self, StaticInstance};
 
 /// Lists that may wait for the hub; a source that is faster waits.
@@ -46,32 +46,32 @@ pub async fn start(
     {
         return Err(DiscoveryError::NoSource);
     }
-    let prober = Prober::new(&options.probe)?;
+    let prober = EngineProber::new(&options.probe)?;
     let (publisher, reader) = channel();
     let (out, updates) = mpsc::channel(MAX_UPDATES);
-    let mut hub = Hub::new(prober, options.probe, publisher);
+    let mut hub = DiscoveryHub::new(prober, options.probe, publisher);
     if !options.instances.is_empty() {
-        hub.list(Update::engines(SLOT_FLAGS, static_file::listing(&options.instances)?));
+        hub.apply_update(SourceUpdate::of_engines(SLOT_FLAGS, static_file::listing(&options.instances)?));
     }
     let mut tasks = Vec::new();
     if let Some(path) = &options.file {
-        let mut file = FileWatch::new(path);
+        let mut file = TopologyFileWatcher::new(path);
         let read = file.read().await;
-        hub.list(
+        hub.apply_update(
             read.and_then(|text| static_file::parse(&text, SLOT_FILE))
-                .map_err(at("--instances-file", path))?,
+                .map_err(file_error("--instances-file", path))?,
         );
-        tasks.push(Task::File(file));
+        tasks.push(DiscoverySourceTask::File(file));
     }
     if let Some(rbg) = options.rbg {
-        let mut file = FileWatch::new(&rbg.path);
+        let mut file = TopologyFileWatcher::new(&rbg.path);
         let members = file
             .read()
             .await
             .and_then(|text| rbg::parse(&text, &rbg))
-            .map_err(at("--rbg-config", &rbg.path))?;
-        hub.list(rbg::listing(&members, &rbg::Names::default(), &rbg, SLOT_RBG));
-        tasks.push(Task::Rbg(Box::new(rbg::follow::Follower {
+            .map_err(file_error("--rbg-config", &rbg.path))?;
+        hub.apply_update(rbg::listing(&members, &rbg::ResolvedNames::default(), &rbg, SLOT_RBG));
+        tasks.push(DiscoverySourceTask::Rbg(Box::new(rbg::watch::RbgFileWatcher {
             file,
             options: rbg,
             members,
@@ -81,12 +81,12 @@ pub async fn start(
         })));
     }
     if let Some(registry) = options.registry {
-        tasks.push(Task::Registry(registry));
+        tasks.push(DiscoverySourceTask::Registry(registry));
     }
     if let Some(options) = options.kubernetes {
         let (client, namespace) = kubernetes::client(&options).await?;
         for (index, selector) in options.selectors().into_iter().enumerate() {
-            tasks.push(Task::Kubernetes(Box::new(kubernetes::follow::Follower {
+            tasks.push(DiscoverySourceTask::Kubernetes(Box::new(kubernetes::watch::PodWatcher {
                 client: client.clone(),
                 namespace: namespace.clone(),
                 selector,
@@ -99,16 +99,16 @@ pub async fn start(
     for task in tasks {
         let (stop, out) = (supervisor.token(), out.clone());
         match task {
-            Task::File(file) => {
-                supervisor.spawn_essential("discovery-file", static_file::follow(file, SLOT_FILE, out, stop));
+            DiscoverySourceTask::File(file) => {
+                supervisor.spawn_essential("discovery-file", static_file::watch(file, SLOT_FILE, out, stop));
             }
-            Task::Rbg(follower) => {
+            DiscoverySourceTask::Rbg(follower) => {
                 supervisor.spawn_essential("discovery-rbg", follower.run(stop));
             }
-            Task::Registry(registry) => {
-                supervisor.spawn_essential("discovery-registry", registry.follow(SLOT_REGISTRY, out, stop));
+            DiscoverySourceTask::Registry(registry) => {
+                supervisor.spawn_essential("discovery-registry", registry.run(SLOT_REGISTRY, out, stop));
             }
-            Task::Kubernetes(follower) => {
+            DiscoverySourceTask::Kubernetes(follower) => {
                 supervisor.spawn_essential("discovery-kubernetes", follower.run(stop));
             }
         }
@@ -118,14 +118,14 @@ pub async fn start(
 }
 
 /// What is spawned once nothing can fail any more.
-enum Task {
-    File(FileWatch),
-    Rbg(Box<rbg::follow::Follower>),
-    Registry(Registry),
-    Kubernetes(Box<kubernetes::follow::Follower>),
+enum DiscoverySourceTask {
+    File(TopologyFileWatcher),
+    Rbg(Box<rbg::watch::RbgFileWatcher>),
+    Registry(EngineRegistry),
+    Kubernetes(Box<kubernetes::watch::PodWatcher>),
 }
 
-fn at(flag: &'static str, path: &Path) -> impl FnOnce(FileError) -> DiscoveryError {
+fn file_error(flag: &'static str, path: &Path) -> impl FnOnce(TopologyFileError) -> DiscoveryError {
     let path = path.to_owned();
     move |error| DiscoveryError::File { flag, path, error }
 }
@@ -139,5 +139,5 @@ pub async fn probe_once(
     options: &ProbeOptions,
 ) -> Result<ProbeReport, DiscoveryError> {
     let listed = instance.listed()?;
-    Ok(Prober::new(options)?.probe(&listed).await)
+    Ok(EngineProber::new(options)?.probe(&listed).await)
 }

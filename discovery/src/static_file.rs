@@ -7,15 +7,18 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::cache::DeclaredKv;
-use crate::endpoint::Endpoint;
-use crate::error::{FileError, InstanceError};
-use crate::file_watch::FileWatch;
-use crate::listing::{Host, Listed, MAX_INSTANCES, Update};
-use crate::probe::answers::MAX_RANKS;
+use crate::endpoint::EngineEndpoint;
+use crate::error::{InstanceError, TopologyFileError};
+use crate::file_watch::TopologyFileWatcher;
+use crate::kv_cache::DeclaredKvFacts;
+use crate::listing::{ListedHost, ListedInstance, MAX_INSTANCES, SourceUpdate};
+use crate::probe::responses::MAX_RANKS;
 use crate::probe::store::MAX_TEXT;
 use crate::tcp_address::TcpAddress;
-use crate::topology::{Declared, Engine, InstanceId, KvConnector, Place, Role, Source, Workload};
+use crate::topology::{
+    DeclaredFacts, EngineKind, EngineRole, InstanceId, InstanceSource, KubernetesWorkload, KvConnector,
+    PhysicalLocation,
+};
 
 /// One engine as a person names it. In the file: one `[[instance]]` table.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
@@ -25,7 +28,7 @@ pub struct StaticInstance {
     pub url: String,
     /// `prefill`, `decode` or `plain`.
     #[serde(alias = "worker_type")]
-    pub role: Role,
+    pub role: EngineRole,
     /// Name in logs and metrics; default: the URL.
     #[serde(default)]
     pub id: Option<String>,
@@ -34,7 +37,7 @@ pub struct StaticInstance {
     pub bootstrap_port: Option<u16>,
     /// `sglang` or `vllm`; default: asked.
     #[serde(default)]
-    pub engine: Option<Engine>,
+    pub engine: Option<EngineKind>,
     /// vLLM's `nixl`, `mooncake` or `store`; default: asked.
     #[serde(default)]
     pub connector: Option<KvConnector>,
@@ -43,16 +46,16 @@ pub struct StaticInstance {
     pub models: Vec<String>,
     /// Where it runs.
     #[serde(default)]
-    pub place: Place,
+    pub place: PhysicalLocation,
     /// What its KV cache is like; default: asked.
     #[serde(default)]
-    pub kv: DeclaredKv,
+    pub kv: DeclaredKvFacts,
 }
 
 impl StaticInstance {
     /// An instance of which only role and address are known.
     #[must_use]
-    pub fn new(role: Role, url: impl Into<String>) -> Self {
+    pub fn new(role: EngineRole, url: impl Into<String>) -> Self {
         Self {
             url: url.into(),
             role,
@@ -61,48 +64,48 @@ impl StaticInstance {
             engine: None,
             connector: None,
             models: Vec::new(),
-            place: Place::default(),
-            kv: DeclaredKv::default(),
+            place: PhysicalLocation::default(),
+            kv: DeclaredKvFacts::default(),
         }
     }
 
-    pub(crate) fn listed(&self) -> Result<Listed, InstanceError> {
-        let endpoint = Endpoint::parse(&self.url)?;
+    pub(crate) fn listed(&self) -> Result<ListedInstance, InstanceError> {
+        let endpoint = EngineEndpoint::parse(&self.url)?;
         let id = self.id.clone().filter(|id| !id.is_empty()).unwrap_or_else(|| endpoint.url.clone());
-        if self.engine == Some(Engine::Sglang) && self.connector.is_some() {
+        if self.engine == Some(EngineKind::Sglang) && self.connector.is_some() {
             return Err(InstanceError::ConnectorWithoutVllm(id));
         }
         let hash = self.kv.hash_algorithm.is_some() || self.kv.hash_seed.is_some();
-        if self.engine == Some(Engine::Sglang) && hash {
+        if self.engine == Some(EngineKind::Sglang) && hash {
             return Err(InstanceError::HashWithoutVllm(id));
         }
-        if let Some((key, problem)) = wrong_kv(&self.kv) {
+        if let Some((key, problem)) = find_kv_error(&self.kv) {
             return Err(InstanceError::Kv { id, key, problem });
         }
         let is_vllm = self.connector.is_some() || hash;
-        Ok(Listed {
+        Ok(ListedInstance {
             id: id.as_str().into(),
             role: self.role,
             url: endpoint.url,
             host: endpoint.host,
-            source: Source::Static,
-            place: self.place.clone(),
-            workload: Workload::default(),
-            declared: Declared {
+            source: InstanceSource::Static,
+            location: self.place.clone(),
+            workload: KubernetesWorkload::default(),
+            declared: DeclaredFacts {
                 // A connector or a hash is vLLM's, so naming one says the engine too.
-                engine: self.engine.or(is_vllm.then_some(Engine::Vllm)),
+                engine: self.engine.or(is_vllm.then_some(EngineKind::Vllm)),
                 connector: self.connector,
                 bootstrap_port: self.bootstrap_port,
                 models: self.models.clone(),
                 kv: self.kv.clone(),
             },
-            held: None,
+            unavailable_reason: None,
         })
     }
 }
 
 /// The first wrong key of the table `kv`, and what is wrong with it.
-fn wrong_kv(kv: &DeclaredKv) -> Option<(&'static str, &'static str)> {
+fn find_kv_error(kv: &DeclaredKvFacts) -> Option<(&'static str, &'static str)> {
     for (key, address) in [("events", &kv.events), ("replay", &kv.replay)] {
         if address.as_deref().is_some_and(|text| TcpAddress::parse(text).is_none()) {
             return Some((
@@ -127,7 +130,7 @@ fn wrong_kv(kv: &DeclaredKv) -> Option<(&'static str, &'static str)> {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Document {
+struct InstancesFile {
     #[serde(default, rename = "instance")]
     instances: Vec<StaticInstance>,
     #[serde(default, rename = "host")]
@@ -139,11 +142,11 @@ struct Document {
 #[serde(deny_unknown_fields)]
 struct StaticHost {
     names: Vec<String>,
-    place: Place,
+    place: PhysicalLocation,
 }
 
 /// Checks a whole list: one wrong instance refuses it, since half a fleet is worse than the last good one.
-pub(crate) fn listing(instances: &[StaticInstance]) -> Result<Vec<Listed>, InstanceError> {
+pub(crate) fn listing(instances: &[StaticInstance]) -> Result<Vec<ListedInstance>, InstanceError> {
     if instances.len() > MAX_INSTANCES {
         return Err(InstanceError::TooMany(instances.len()));
     }
@@ -156,33 +159,35 @@ pub(crate) fn listing(instances: &[StaticInstance]) -> Result<Vec<Listed>, Insta
 }
 
 /// Reads the file's text.
-pub(crate) fn parse(text: &str, slot: usize) -> Result<Update, FileError> {
-    let document: Document = toml::from_str(text).map_err(|error| FileError::Syntax(error.to_string()))?;
-    let hosts = document.hosts.into_iter().map(|StaticHost { names, place }| Host { names, place });
-    Ok(Update { slot, instances: listing(&document.instances)?, hosts: hosts.collect() })
+pub(crate) fn parse(text: &str, slot: usize) -> Result<SourceUpdate, TopologyFileError> {
+    let document: InstancesFile =
+        toml::from_str(text).map_err(|error| TopologyFileError::Syntax(error.to_string()))?;
+    let hosts =
+        document.hosts.into_iter().map(|StaticHost { names, place }| ListedHost { names, location: place });
+    Ok(SourceUpdate { slot, instances: listing(&document.instances)?, hosts: hosts.collect() })
 }
 
 /// Reads and checks the file, and tells how many instances it lists.
 ///
 /// # Errors
-/// [`FileError`]
-pub async fn instances_in(path: &Path) -> Result<usize, FileError> {
-    Ok(ids_in(&FileWatch::new(path).read().await?)?.len())
+/// [`TopologyFileError`]
+pub async fn count_instances(path: &Path) -> Result<usize, TopologyFileError> {
+    Ok(instance_ids(&TopologyFileWatcher::new(path).read().await?)?.len())
 }
 
 /// The ids of the instances that the file's text lists.
 ///
 /// # Errors
-/// [`FileError`]
-pub fn ids_in(text: &str) -> Result<Vec<InstanceId>, FileError> {
+/// [`TopologyFileError`]
+pub fn instance_ids(text: &str) -> Result<Vec<InstanceId>, TopologyFileError> {
     Ok(parse(text, 0)?.instances.into_iter().map(|listed| listed.id).collect())
 }
 
 /// Sends the new list after every change of the file; a bad file is logged and changes nothing.
-pub(crate) async fn follow(
-    mut file: FileWatch,
+pub(crate) async fn watch(
+    mut file: TopologyFileWatcher,
     slot: usize,
-    out: mpsc::Sender<Update>,
+    out: mpsc::Sender<SourceUpdate>,
     stop: CancellationToken,
 ) {
     loop {
@@ -197,12 +202,12 @@ pub(crate) async fn follow(
                     return;
                 }
             }
-            Err(error) => log_refused(file.path(), &error),
+            Err(error) => log_rejected(file.path(), &error),
         }
     }
 }
 
-pub(crate) fn log_refused(path: &Path, error: &FileError) {
+pub(crate) fn log_rejected(path: &Path, error: &TopologyFileError) {
     tracing::error!(
         file = %path.display(),
         %error,
@@ -213,18 +218,18 @@ pub(crate) fn log_refused(path: &Path, error: &FileError) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::VllmHash;
+    use crate::kv_cache::VllmHashAlgorithm;
     use proptest::prelude::*;
 
-    fn parse(text: &str) -> Result<Vec<Listed>, FileError> {
+    fn parse(text: &str) -> Result<Vec<ListedInstance>, TopologyFileError> {
         super::parse(text, 0).map(|update| update.instances)
     }
 
     #[test]
     fn hosts_of_stores_have_places() {
         let text = "[[host]]\nnames = [\"10.0.0.7\", \"store-0\"]\nplace = { rack = \"r1\" }\n";
-        let place = Place { rack: Some("r1".into()), ..Place::default() };
-        let host = Host { names: vec!["10.0.0.7".into(), "store-0".into()], place };
+        let place = PhysicalLocation { rack: Some("r1".into()), ..PhysicalLocation::default() };
+        let host = ListedHost { names: vec!["10.0.0.7".into(), "store-0".into()], location: place };
         assert_eq!(super::parse(text, 0).unwrap().hosts, [host]);
         assert!(parse("[[host]]\nnames = [\"a\"]\n").is_err(), "a host without a place");
     }
@@ -258,14 +263,14 @@ mod tests {
         )
         .unwrap();
         assert_eq!(listed[0].id, "p0".into());
-        assert_eq!(listed[0].declared.engine, Some(Engine::Vllm), "implied by the connector");
-        assert_eq!(listed[0].place.nvlink_domain.as_deref(), Some("d1"));
+        assert_eq!(listed[0].declared.engine, Some(EngineKind::Vllm), "implied by the connector");
+        assert_eq!(listed[0].location.nvlink_domain.as_deref(), Some("d1"));
         let kv = &listed[0].declared.kv;
-        assert_eq!(kv.hash_algorithm, Some(VllmHash::Sha256Cbor));
+        assert_eq!(kv.hash_algorithm, Some(VllmHashAlgorithm::Sha256Cbor));
         assert_eq!((kv.tp_size, kv.prefetch_threshold), (Some(2), Some(0)));
         assert_eq!(kv.store_key_prefix.as_deref(), Some(""), "said to be none");
         assert_eq!(listed[1].id, "http://10.0.0.2:8000".into());
-        assert_eq!(listed[1].declared.kv, DeclaredKv::default());
+        assert_eq!(listed[1].declared.kv, DeclaredKvFacts::default());
     }
 
     #[test]
@@ -293,9 +298,9 @@ mod tests {
         let unknown = error(r#"hash_algorithm = "xxhash""#);
         assert!(unknown.contains("line 5") && unknown.contains("sha256_cbor"), "{unknown}");
         let sglang = "[[instance]]\nurl=\"a:1\"\nrole=\"plain\"\nengine=\"sglang\"\nkv={hash_seed=\"0\"}\n";
-        assert!(matches!(parse(sglang), Err(FileError::Instance(InstanceError::HashWithoutVllm(_)))));
+        assert!(matches!(parse(sglang), Err(TopologyFileError::Instance(InstanceError::HashWithoutVllm(_)))));
         let implied = parse("[[instance]]\nurl=\"a:1\"\nrole=\"plain\"\nkv={hash_seed=\"0\"}\n").unwrap();
-        assert_eq!(implied[0].declared.engine, Some(Engine::Vllm));
+        assert_eq!(implied[0].declared.engine, Some(EngineKind::Vllm));
     }
 
     #[test]
@@ -306,10 +311,13 @@ mod tests {
         let role = parse("[[instance]]\nurl = \"http://a:1\"\nrole = \"both\"\n").unwrap_err();
         assert!(role.to_string().contains("prefill"), "{role}");
         let twice = "[[instance]]\nurl = \"http://a:1\"\nrole = \"decode\"\n".repeat(2);
-        assert_eq!(parse(&twice), Err(FileError::Instance(InstanceError::Duplicate("http://a:1".into()))));
+        assert_eq!(
+            parse(&twice),
+            Err(TopologyFileError::Instance(InstanceError::Duplicate("http://a:1".into())))
+        );
         let mixed =
             parse("[[instance]]\nurl=\"a:1\"\nrole=\"decode\"\nengine=\"sglang\"\nconnector=\"nixl\"\n");
-        assert!(matches!(mixed, Err(FileError::Instance(InstanceError::ConnectorWithoutVllm(_)))));
+        assert!(matches!(mixed, Err(TopologyFileError::Instance(InstanceError::ConnectorWithoutVllm(_)))));
         assert_eq!(parse(""), Ok(Vec::new()), "an empty fleet is a fleet");
     }
 
@@ -321,7 +329,7 @@ mod tests {
 
         #[test]
         fn arbitrary_values_never_panic(url in "\\PC{0,40}", id in "\\PC{0,10}") {
-            let instance = StaticInstance { id: Some(id), ..StaticInstance::new(Role::Plain, url) };
+            let instance = StaticInstance { id: Some(id), ..StaticInstance::new(EngineRole::Plain, url) };
             let _ = instance.listed();
         }
     }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::cache::{DeclaredKv, KvEventSource, KvHashing, KvStore};
-use crate::hosts::Hosts;
+use crate::hosts::HostLocations;
+use crate::kv_cache::{DeclaredKvFacts, EngineBlockHashing, EngineStoreFacts, KvEventSource};
 
 /// Everything discovery knows at one moment. Immutable: a change is a new snapshot.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -13,15 +13,15 @@ pub struct Topology {
     /// Grows by one with every published change.
     pub generation: u64,
     /// Sorted by id, ids are unique.
-    pub instances: Vec<Arc<Instance>>,
+    pub instances: Vec<Arc<EngineInstance>>,
     /// Where hosts run that are no engines.
-    pub hosts: Arc<Hosts>,
+    pub hosts: Arc<HostLocations>,
 }
 
 impl Topology {
     /// Looks an instance up by id.
     #[must_use]
-    pub fn get(&self, id: &InstanceId) -> Option<&Arc<Instance>> {
+    pub fn get(&self, id: &InstanceId) -> Option<&Arc<EngineInstance>> {
         let at = self.instances.binary_search_by(|instance| instance.id.cmp(id)).ok()?;
         self.instances.get(at)
     }
@@ -45,34 +45,34 @@ impl From<&str> for InstanceId {
 
 /// One engine endpoint (for a tensor-parallel engine: its leader).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Instance {
+pub struct EngineInstance {
     /// Stable across re-lists and restarts of the gateway.
     pub id: InstanceId,
     /// What the engine does in a disaggregated fleet.
-    pub role: Role,
+    pub role: EngineRole,
     /// `http://host:port` or `https://host:port`, no path, no trailing slash.
     pub url: String,
     /// Which source named it.
-    pub source: Source,
+    pub source: InstanceSource,
     /// Where it runs, as far as known: prices distance between a prefill, a decode and a store node.
-    pub place: Place,
+    pub location: PhysicalLocation,
     /// What runs it.
-    pub workload: Workload,
+    pub workload: KubernetesWorkload,
     /// What the source says about the engine; wins over what is probed.
-    pub declared: Declared,
+    pub declared: DeclaredFacts,
     /// Whether traffic may be sent there.
-    pub readiness: Readiness,
+    pub readiness: InstanceReadiness,
     /// What the engine itself answered; `None` until the first successful probe.
     pub facts: Option<EngineFacts>,
 }
 
-impl Instance {
+impl EngineInstance {
     /// The facts, if the instance may serve now.
     #[must_use]
-    pub fn usable(&self) -> Option<&EngineFacts> {
+    pub fn usable_facts(&self) -> Option<&EngineFacts> {
         match self.readiness {
-            Readiness::Ready => self.facts.as_ref(),
-            Readiness::NotReady { .. } => None,
+            InstanceReadiness::Ready => self.facts.as_ref(),
+            InstanceReadiness::NotReady { .. } => None,
         }
     }
 }
@@ -80,7 +80,7 @@ impl Instance {
 /// Role of an engine in a prefill/decode fleet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Role {
+pub enum EngineRole {
     /// Computes the prompt's KV cache and hands it to a decode engine.
     Prefill,
     /// Receives KV cache and generates.
@@ -90,19 +90,19 @@ pub enum Role {
     Plain,
 }
 
-impl fmt::Display for Role {
+impl fmt::Display for EngineRole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Role::Prefill => "prefill",
-            Role::Decode => "decode",
-            Role::Plain => "plain",
+            EngineRole::Prefill => "prefill",
+            EngineRole::Decode => "decode",
+            EngineRole::Plain => "plain",
         })
     }
 }
 
 /// Where an instance was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Source {
+pub enum InstanceSource {
     /// Flags or the static file.
     Static,
     /// RBG's injected `/etc/rbg/config.yaml` and environment.
@@ -113,13 +113,13 @@ pub enum Source {
     Kubernetes,
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for InstanceSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Source::Static => "static",
-            Source::Rbg => "rbg",
-            Source::Registry => "registry",
-            Source::Kubernetes => "kubernetes",
+            InstanceSource::Static => "static",
+            InstanceSource::Rbg => "rbg",
+            InstanceSource::Registry => "registry",
+            InstanceSource::Kubernetes => "kubernetes",
         })
     }
 }
@@ -127,7 +127,7 @@ impl fmt::Display for Source {
 /// Physical position, coarse to fine. Unknown levels are `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Place {
+pub struct PhysicalLocation {
     /// Availability zone.
     pub zone: Option<String>,
     /// Rack or RDMA rail.
@@ -138,16 +138,16 @@ pub struct Place {
     pub nvlink_domain: Option<String>,
 }
 
-impl From<rbg_api::Place> for Place {
-    fn from(place: rbg_api::Place) -> Self {
-        let rbg_api::Place { node, nvlink_domain, rack, zone } = place;
+impl From<rbg_api::TopologyLocation> for PhysicalLocation {
+    fn from(place: rbg_api::TopologyLocation) -> Self {
+        let rbg_api::TopologyLocation { node, nvlink_domain, rack, zone } = place;
         Self { zone, rack, node, nvlink_domain }
     }
 }
 
 /// What runs an engine on Kubernetes, as far as its source knows: tells which instances have been replaced by a rollout.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Workload {
+pub struct KubernetesWorkload {
     /// The RoleBasedGroup.
     pub group: Option<String>,
     /// The role in it.
@@ -160,9 +160,9 @@ pub struct Workload {
 
 /// Facts stated by the source (file, annotation). Each overrides its probed counterpart.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Declared {
+pub struct DeclaredFacts {
     /// Engine kind.
-    pub engine: Option<Engine>,
+    pub engine: Option<EngineKind>,
     /// vLLM's KV connector.
     pub connector: Option<KvConnector>,
     /// Port of the prefill's bootstrap server (SGLang, or vLLM's MooncakeConnector).
@@ -170,12 +170,12 @@ pub struct Declared {
     /// Served model names.
     pub models: Vec<String>,
     /// What the engine's KV cache is like.
-    pub kv: DeclaredKv,
+    pub kv: DeclaredKvFacts,
 }
 
 /// Whether an instance may be sent traffic, and if not, why in words for a person.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Readiness {
+pub enum InstanceReadiness {
     /// Source and probe both say yes.
     Ready,
     /// At least one says no.
@@ -188,7 +188,7 @@ pub enum Readiness {
 /// Inference engine kinds that the gateway can drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Engine {
+pub enum EngineKind {
     /// SGLang: bootstrap triple in both legs.
     Sglang,
     /// vLLM: `kv_transfer_params` by connector.
@@ -211,13 +211,13 @@ pub enum KvConnector {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineFacts {
     /// Which engine it is.
-    pub engine: Engine,
+    pub engine: EngineKind,
     /// Its version string, empty if it did not say.
     pub version: String,
     /// Served model names, in the engine's order, without duplicates.
     pub models: Vec<String>,
     /// Role the engine believes it has (`disaggregation_mode`); `None` if it does not say.
-    pub reported_role: Option<Role>,
+    pub reported_role: Option<EngineRole>,
     /// Data-parallel ranks, at least 1.
     pub dp_size: u32,
     /// KV page or block size in tokens, if told.
@@ -228,16 +228,16 @@ pub struct EngineFacts {
     /// not told, or if the engine was given another chat template than the one there.
     pub tokenizer: Option<String>,
     /// How KV reaches or leaves this engine; `None` for plain workers.
-    pub transfer: Option<KvTransfer>,
+    pub transfer: Option<KvTransferMethod>,
     /// How its KV pages are hashed; `None` if it keeps none for later requests, or does not say.
-    pub hashing: Option<KvHashing>,
+    pub hashing: Option<EngineBlockHashing>,
     /// Where it publishes KV events, by rank; empty if it does not, or not over TCP. `None` until it could be asked: a later question that
     /// goes unanswered leaves the earlier answer in force.
     pub events: Option<Vec<KvEventSource>>,
     /// Whether pages that leave the device are kept in the host's memory; `None` if not told.
     pub host_cache: Option<bool>,
     /// How it keeps pages in a Mooncake store; `None` if it uses none.
-    pub store: Option<KvStore>,
+    pub store: Option<EngineStoreFacts>,
     /// In which order it takes waiting requests by the priority in their bodies; `None` if it does not, or would stop running requests
     /// for it.
     pub priority_order: Option<PriorityOrder>,
@@ -254,18 +254,18 @@ pub enum PriorityOrder {
 
 /// Hand-off facts of one engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum KvTransfer {
+pub enum KvTransferMethod {
     /// SGLang. `bootstrap` is set on prefills only.
     SglangBootstrap {
         /// Host and port of the prefill's bootstrap server, as decode engines must reach it.
-        bootstrap: Option<Bootstrap>,
+        bootstrap: Option<BootstrapAddress>,
     },
     /// vLLM NixlConnector.
     VllmNixl,
     /// vLLM MooncakeConnector.
     VllmMooncake {
         /// The prefill's bootstrap server; `None` on decodes.
-        bootstrap: Option<Bootstrap>,
+        bootstrap: Option<BootstrapAddress>,
         /// `engine_id` by data-parallel rank, from the bootstrap server's `/query`; new after every restart of the prefill.
         engine_ids: BTreeMap<u32, String>,
     },
@@ -275,7 +275,7 @@ pub enum KvTransfer {
 
 /// Address of a prefill's bootstrap server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Bootstrap {
+pub struct BootstrapAddress {
     /// Host name or IP, without brackets.
     pub host: String,
     /// TCP port.

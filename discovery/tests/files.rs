@@ -8,8 +8,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use moongate_discovery::{
-    DiscoveryError, DiscoveryOptions, FileError, RbgOptions, Role, Source, StaticInstance, TopologyReader,
-    start,
+    DiscoveryError, DiscoveryOptions, EngineRole, InstanceSource, RbgDiscoveryOptions, StaticInstance,
+    TopologyFileError, TopologyReader, start,
 };
 use moongate_runtime::Supervisor;
 use tokio::sync::mpsc;
@@ -81,9 +81,9 @@ async fn a_config_map_mount_is_followed_through_its_link_swaps() {
 
 /// Sends every log line.
 #[derive(Clone)]
-struct Lines(mpsc::UnboundedSender<String>);
+struct LogLineSender(mpsc::UnboundedSender<String>);
 
-impl io::Write for Lines {
+impl io::Write for LogLineSender {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let _ = self.0.send(String::from_utf8_lossy(line).into_owned());
         Ok(line.len())
@@ -94,7 +94,7 @@ impl io::Write for Lines {
     }
 }
 
-impl MakeWriter<'_> for Lines {
+impl MakeWriter<'_> for LogLineSender {
     type Writer = Self;
 
     fn make_writer(&self) -> Self {
@@ -108,7 +108,7 @@ async fn a_bad_file_is_reported_and_changes_nothing() {
     let subscriber = tracing_subscriber::fmt()
         .with_ansi(false)
         .with_max_level(tracing::Level::ERROR)
-        .with_writer(Lines(lines));
+        .with_writer(LogLineSender(lines));
     let _guard = tracing::subscriber::set_default(subscriber.finish());
     let supervisor = Supervisor::new();
     let folder = tempfile::tempdir().unwrap();
@@ -144,13 +144,15 @@ async fn flags_and_file_are_combined_and_flags_win() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("instances.toml");
     fs::write(&path, format!("{}{}", instance("a"), instance("b"))).unwrap();
-    let flag =
-        StaticInstance { id: Some("a".into()), ..StaticInstance::new(Role::Prefill, "http://127.0.0.1:1") };
+    let flag = StaticInstance {
+        id: Some("a".into()),
+        ..StaticInstance::new(EngineRole::Prefill, "http://127.0.0.1:1")
+    };
     let options =
         DiscoveryOptions { instances: vec![flag], file: Some(path.clone()), ..DiscoveryOptions::default() };
     let mut reader = start(options, &supervisor).await.unwrap();
     assert_eq!(ids(&reader), ["a", "b"]);
-    assert_eq!(reader.current().instances[0].role, Role::Prefill);
+    assert_eq!(reader.current().instances[0].role, EngineRole::Prefill);
     fs::write(&path, "").unwrap();
     until(&mut reader, &["a"]).await;
 }
@@ -161,13 +163,14 @@ async fn rbgs_file_is_followed_through_its_link_swaps() {
     let mount = tempfile::tempdir().unwrap();
     let recorded = include_str!("data/rbg-config-pd-mooncake.yaml");
     swap_config_map(mount.path(), "..v1", "config.yaml", recorded);
-    let rbg = RbgOptions { path: mount.path().join("config.yaml"), ..RbgOptions::default() };
+    let rbg =
+        RbgDiscoveryOptions { path: mount.path().join("config.yaml"), ..RbgDiscoveryOptions::default() };
     let options = DiscoveryOptions { rbg: Some(rbg), ..DiscoveryOptions::default() };
     let mut reader = start(options, &supervisor).await.unwrap();
     let decode = "sglang-pd-with-mooncake-decode-0.s-sglang-pd-with-mooncake-decode";
     let prefill = "sglang-pd-with-mooncake-prefill-0.s-sglang-pd-with-mooncake-prefill";
     assert_eq!(ids(&reader), [decode, prefill]);
-    assert!(reader.current().instances.iter().all(|instance| instance.source == Source::Rbg));
+    assert!(reader.current().instances.iter().all(|instance| instance.source == InstanceSource::Rbg));
     let scaled = recorded.replace(
         &format!("- address: {decode}\n"),
         &format!("- address: {decode}\n    - address: {}\n", decode.replace("decode-0", "decode-1")),
@@ -183,18 +186,20 @@ async fn what_is_wrong_at_the_start_is_refused() {
     let path = folder.path().join("instances.toml");
     let file = || DiscoveryOptions { file: Some(path.clone()), ..DiscoveryOptions::default() };
     let missing = start(file(), &supervisor).await.unwrap_err();
-    assert!(matches!(&missing, DiscoveryError::File { error: FileError::Read(_), .. }), "{missing}");
+    assert!(matches!(&missing, DiscoveryError::File { error: TopologyFileError::Read(_), .. }), "{missing}");
     assert!(missing.to_string().contains("instances.toml"));
     fs::write(&path, "x".repeat(2 << 20)).unwrap();
     let huge = start(file(), &supervisor).await.unwrap_err();
-    assert!(matches!(huge, DiscoveryError::File { error: FileError::TooLarge, .. }));
+    assert!(matches!(huge, DiscoveryError::File { error: TopologyFileError::TooLarge, .. }));
     fs::write(&path, [0xff, 0xfe]).unwrap();
     let binary = start(file(), &supervisor).await.unwrap_err();
-    assert!(matches!(binary, DiscoveryError::File { error: FileError::NotText, .. }));
+    assert!(matches!(binary, DiscoveryError::File { error: TopologyFileError::NotText, .. }));
     let nothing = start(DiscoveryOptions::default(), &supervisor).await.unwrap_err();
     assert!(matches!(nothing, DiscoveryError::NoSource));
-    let twice =
-        vec![StaticInstance::new(Role::Plain, "a:1"), StaticInstance::new(Role::Plain, "http://a:1/")];
+    let twice = vec![
+        StaticInstance::new(EngineRole::Plain, "a:1"),
+        StaticInstance::new(EngineRole::Plain, "http://a:1/"),
+    ];
     let twice =
         start(DiscoveryOptions { instances: twice, ..DiscoveryOptions::default() }, &supervisor).await;
     assert!(matches!(twice, Err(DiscoveryError::Instance(_))));

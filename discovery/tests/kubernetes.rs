@@ -8,11 +8,11 @@ mod fake_kubernetes;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fake::Server;
-use fake_kubernetes::{Api, pod};
+use fake::ScriptedServer;
+use fake_kubernetes::{FakePodApi, pod};
 use moongate_discovery::{
-    DiscoveryOptions, KubernetesOptions, ProbeOptions, Readiness, Role, Source, Topology, TopologyReader,
-    start,
+    DiscoveryOptions, EngineRole, InstanceReadiness, InstanceSource, KubernetesDiscoveryOptions,
+    ProbeOptions, Topology, TopologyReader, start,
 };
 use moongate_runtime::Supervisor;
 use serde_json::json;
@@ -20,16 +20,16 @@ use serde_json::json;
 /// Long enough that only the watch can be what told.
 const NEVER: Duration = Duration::from_secs(3600);
 
-async fn discover(api: &Api, relist: Duration, supervisor: &Supervisor) -> TopologyReader {
+async fn discover(api: &FakePodApi, relist: Duration, supervisor: &Supervisor) -> TopologyReader {
     let folder = tempfile::tempdir().unwrap();
     let kubeconfig = folder.path().join("config");
     std::fs::write(&kubeconfig, api.kubeconfig()).unwrap();
     let options = DiscoveryOptions {
-        kubernetes: Some(KubernetesOptions {
+        kubernetes: Some(KubernetesDiscoveryOptions {
             kubeconfig: Some(kubeconfig),
             group: Some("g".into()),
             relist,
-            ..KubernetesOptions::default()
+            ..KubernetesDiscoveryOptions::default()
         }),
         probe: ProbeOptions { backoff_max: Duration::from_millis(250), ..ProbeOptions::default() },
         ..DiscoveryOptions::default()
@@ -46,8 +46,8 @@ fn ids(topology: &Topology) -> Vec<&str> {
     topology.instances.iter().map(|instance| &*instance.id.0).collect()
 }
 
-async fn engine(supervisor: &Supervisor, mode: &str) -> Server {
-    let server = Server::start(supervisor).await;
+async fn engine(supervisor: &Supervisor, mode: &str) -> ScriptedServer {
+    let server = ScriptedServer::start(supervisor).await;
     fake::sglang(&server, mode, server.port);
     fake::sglang_bootstrap(&server, true);
     server
@@ -57,21 +57,23 @@ async fn engine(supervisor: &Supervisor, mode: &str) -> Server {
 async fn pods_come_change_and_go_by_watch() {
     let supervisor = Supervisor::new();
     let (prefill, decode) = (engine(&supervisor, "prefill").await, engine(&supervisor, "decode").await);
-    let api = Api::start(&supervisor).await;
+    let api = FakePodApi::start(&supervisor).await;
     api.put(pod("p-0", "u1", "prefill", prefill.port));
     api.put(pod("router-0", "u2", "router", 1));
     let mut reader = discover(&api, NEVER, &supervisor).await;
-    let topology =
-        until(&mut reader, |topology| topology.instances.iter().any(|instance| instance.usable().is_some()))
-            .await;
+    let topology = until(&mut reader, |topology| {
+        topology.instances.iter().any(|instance| instance.usable_facts().is_some())
+    })
+    .await;
     assert_eq!(ids(&topology), ["ns/p-0@u1"], "a router is no engine");
     let instance = &topology.instances[0];
-    assert_eq!((instance.role, instance.source), (Role::Prefill, Source::Kubernetes));
-    assert_eq!(instance.place.node.as_deref(), Some("n1"));
+    assert_eq!((instance.role, instance.source), (EngineRole::Prefill, InstanceSource::Kubernetes));
+    assert_eq!(instance.location.node.as_deref(), Some("n1"));
 
     api.put(pod("d-0", "u3", "decode", decode.port));
     until(&mut reader, |topology| {
-        topology.instances.len() == 2 && topology.instances.iter().all(|instance| instance.usable().is_some())
+        topology.instances.len() == 2
+            && topology.instances.iter().all(|instance| instance.usable_facts().is_some())
     })
     .await;
 
@@ -80,13 +82,14 @@ async fn pods_come_change_and_go_by_watch() {
         json!({"type": "Ready", "status": "False", "reason": "ContainersNotReady"});
     api.put(unready);
     let topology =
-        until(&mut reader, |topology| topology.get(&"ns/d-0@u3".into()).unwrap().usable().is_none()).await;
+        until(&mut reader, |topology| topology.get(&"ns/d-0@u3".into()).unwrap().usable_facts().is_none())
+            .await;
     assert_eq!(
         topology.get(&"ns/d-0@u3".into()).unwrap().readiness,
-        Readiness::NotReady { reason: "pod is not Ready: ContainersNotReady".into() }
+        InstanceReadiness::NotReady { reason: "pod is not Ready: ContainersNotReady".into() }
     );
     api.put(pod("d-0", "u3", "decode", decode.port));
-    until(&mut reader, |topology| topology.get(&"ns/d-0@u3".into()).unwrap().usable().is_some()).await;
+    until(&mut reader, |topology| topology.get(&"ns/d-0@u3".into()).unwrap().usable_facts().is_some()).await;
 
     api.delete("d-0");
     until(&mut reader, |topology| ids(topology) == ["ns/p-0@u1"]).await;
@@ -97,7 +100,7 @@ async fn pods_come_change_and_go_by_watch() {
 async fn a_recreated_pod_is_another_instance() {
     let supervisor = Supervisor::new();
     let server = engine(&supervisor, "decode").await;
-    let api = Api::start(&supervisor).await;
+    let api = FakePodApi::start(&supervisor).await;
     api.put(pod("d-0", "old", "decode", server.port));
     let mut reader = discover(&api, NEVER, &supervisor).await;
     until(&mut reader, |topology| ids(topology) == ["ns/d-0@old"]).await;
@@ -110,7 +113,7 @@ async fn a_recreated_pod_is_another_instance() {
 async fn pods_with_the_labels_of_the_first_api_version_are_found() {
     let supervisor = Supervisor::new();
     let server = engine(&supervisor, "null").await;
-    let api = Api::start(&supervisor).await;
+    let api = FakePodApi::start(&supervisor).await;
     let mut legacy = pod("w-0", "u", "worker", server.port);
     legacy["metadata"]["labels"] = json!({
         "rolebasedgroup.workloads.x-k8s.io/name": "g", "rolebasedgroup.workloads.x-k8s.io/role": "worker"});
@@ -120,43 +123,45 @@ async fn pods_with_the_labels_of_the_first_api_version_are_found() {
     api.put(other);
     let mut reader = discover(&api, NEVER, &supervisor).await;
     let topology = until(&mut reader, |topology| {
-        topology.instances.first().is_some_and(|instance| instance.usable().is_some())
+        topology.instances.first().is_some_and(|instance| instance.usable_facts().is_some())
     })
     .await;
     assert_eq!(ids(&topology), ["ns/w-0@u"]);
-    assert_eq!(topology.instances[0].role, Role::Plain);
+    assert_eq!(topology.instances[0].role, EngineRole::Plain);
 }
 
 #[tokio::test]
 async fn a_silent_watch_is_made_good_by_the_next_list() {
     let supervisor = Supervisor::new();
     let server = engine(&supervisor, "decode").await;
-    let api = Api::start(&supervisor).await;
+    let api = FakePodApi::start(&supervisor).await;
     api.put(pod("d-0", "u0", "decode", server.port));
     api.put(pod("d-1", "u1", "decode", server.port));
     let mut reader = discover(&api, Duration::from_millis(200), &supervisor).await;
     until(&mut reader, |topology| topology.instances.len() == 2).await;
-    api.silence();
+    api.stall_watches();
     api.delete("d-1");
     api.put(pod("d-2", "u2", "decode", server.port));
     until(&mut reader, |topology| ids(topology) == ["ns/d-0@u0", "ns/d-2@u2"]).await;
-    assert!(reader.current().instances[0].usable().is_some(), "the one that stayed was not disturbed");
+    assert!(reader.current().instances[0].usable_facts().is_some(), "the one that stayed was not disturbed");
 }
 
 #[tokio::test]
 async fn while_the_api_fails_the_last_list_stays() {
     let supervisor = Supervisor::new();
     let server = engine(&supervisor, "decode").await;
-    let api = Api::start(&supervisor).await;
+    let api = FakePodApi::start(&supervisor).await;
     api.put(pod("d-0", "u0", "decode", server.port));
     let mut reader = discover(&api, Duration::from_millis(100), &supervisor).await;
-    until(&mut reader, |topology| topology.instances.iter().any(|instance| instance.usable().is_some()))
-        .await;
+    until(&mut reader, |topology| {
+        topology.instances.iter().any(|instance| instance.usable_facts().is_some())
+    })
+    .await;
     api.fail(true);
     api.failures(3).await;
     let topology = reader.current();
     assert_eq!(ids(&topology), ["ns/d-0@u0"]);
-    assert!(topology.instances[0].usable().is_some());
+    assert!(topology.instances[0].usable_facts().is_some());
     api.fail(false);
     api.delete("d-0");
     until(&mut reader, |topology| topology.instances.is_empty()).await;

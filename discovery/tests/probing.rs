@@ -5,11 +5,12 @@ mod fake;
 
 use std::time::Duration;
 
-use fake::Server;
+use fake::ScriptedServer;
 use moongate_discovery::{
-    Bootstrap, CheckOutcome, DeclaredKv, DiscoveryOptions, Engine, EngineFacts, Instance, KvConnector,
-    KvHashing, KvTransfer, ProbeOptions, Readiness, Role, StaticInstance, StoreKeys, Topology,
-    TopologyReader, Verdict, VllmHash, probe_once, start,
+    BootstrapAddress, DeclaredKvFacts, DiscoveryOptions, EngineBlockHashing, EngineFacts, EngineInstance,
+    EngineKind, EngineRole, InstanceReadiness, KvConnector, KvTransferMethod, ProbeCheckOutcome,
+    ProbeOptions, ProbeVerdict, StaticInstance, StoreKeyScheme, Topology, TopologyReader, VllmHashAlgorithm,
+    probe_once, start,
 };
 use moongate_runtime::Supervisor;
 use serde_json::json;
@@ -38,14 +39,14 @@ async fn discover(
     start(options, supervisor).await.unwrap()
 }
 
-fn by_role(topology: &Topology, role: Role) -> &Instance {
+fn by_role(topology: &Topology, role: EngineRole) -> &EngineInstance {
     topology.instances.iter().find(|instance| instance.role == role).unwrap()
 }
 
-fn reason(instance: &Instance) -> &str {
+fn reason(instance: &EngineInstance) -> &str {
     match &instance.readiness {
-        Readiness::Ready => "",
-        Readiness::NotReady { reason } => reason,
+        InstanceReadiness::Ready => "",
+        InstanceReadiness::NotReady { reason } => reason,
     }
 }
 
@@ -58,48 +59,49 @@ async fn until(
 }
 
 fn all_ready(topology: &Topology) -> bool {
-    topology.instances.iter().all(|instance| instance.usable().is_some())
+    topology.instances.iter().all(|instance| instance.usable_facts().is_some())
 }
 
 #[tokio::test]
-async fn an_sglang_pair_is_ready_once_the_prefills_ranks_are_registered() {
+async fn sglang_pair_is_ready_once_prefill_ranks_are_registered() {
     let supervisor = Supervisor::new();
     let (prefill, decode, bootstrap) = (
-        Server::start(&supervisor).await,
-        Server::start(&supervisor).await,
-        Server::start(&supervisor).await,
+        ScriptedServer::start(&supervisor).await,
+        ScriptedServer::start(&supervisor).await,
+        ScriptedServer::start(&supervisor).await,
     );
     fake::sglang(&prefill, "prefill", bootstrap.port);
     fake::sglang(&decode, "decode", 8998);
     fake::sglang_bootstrap(&bootstrap, false);
     let instances = vec![
-        StaticInstance::new(Role::Prefill, prefill.url()),
-        StaticInstance::new(Role::Decode, decode.url()),
+        StaticInstance::new(EngineRole::Prefill, prefill.url()),
+        StaticInstance::new(EngineRole::Decode, decode.url()),
     ];
     let mut reader = discover(instances, quick(), &supervisor).await;
     assert_eq!(reader.current().instances.len(), 2, "listed at once, probed later");
 
     let waiting = until(&mut reader, |topology| {
-        by_role(topology, Role::Decode).usable().is_some() && by_role(topology, Role::Prefill).facts.is_some()
+        by_role(topology, EngineRole::Decode).usable_facts().is_some()
+            && by_role(topology, EngineRole::Prefill).facts.is_some()
     })
     .await;
-    let not_ready = by_role(&waiting, Role::Prefill);
+    let not_ready = by_role(&waiting, EngineRole::Prefill);
     assert!(reason(not_ready).contains("not all ranks"), "{}", reason(not_ready));
 
     fake::sglang_bootstrap(&bootstrap, true);
     let topology = until(&mut reader, all_ready).await;
-    let facts = by_role(&topology, Role::Prefill).usable().unwrap();
+    let facts = by_role(&topology, EngineRole::Prefill).usable_facts().unwrap();
     assert_eq!(facts.models, ["tiny"], "duplicates removed");
-    assert_eq!((facts.engine, facts.version.as_str(), facts.dp_size), (Engine::Sglang, "0.5.23", 2));
+    assert_eq!((facts.engine, facts.version.as_str(), facts.dp_size), (EngineKind::Sglang, "0.5.23", 2));
     assert_eq!((facts.page_size, facts.context_length), (Some(64), Some(8192)));
     assert_eq!(
         facts.transfer,
-        Some(KvTransfer::SglangBootstrap {
-            bootstrap: Some(Bootstrap { host: "127.0.0.1".into(), port: bootstrap.port })
+        Some(KvTransferMethod::SglangBootstrap {
+            bootstrap: Some(BootstrapAddress { host: "127.0.0.1".into(), port: bootstrap.port })
         })
     );
-    let facts = by_role(&topology, Role::Decode).usable().unwrap();
-    assert_eq!(facts.transfer, Some(KvTransfer::SglangBootstrap { bootstrap: None }));
+    let facts = by_role(&topology, EngineRole::Decode).usable_facts().unwrap();
+    assert_eq!(facts.transfer, Some(KvTransferMethod::SglangBootstrap { bootstrap: None }));
     supervisor.shutdown(Duration::from_secs(0)).await.ok();
     assert!(reader.changed().await.is_none(), "stopped");
 }
@@ -107,15 +109,18 @@ async fn an_sglang_pair_is_ready_once_the_prefills_ranks_are_registered() {
 #[tokio::test]
 async fn the_recorded_answer_of_an_older_path_makes_a_plain_worker() {
     let supervisor = Supervisor::new();
-    let server = Server::start(&supervisor).await;
+    let server = ScriptedServer::start(&supervisor).await;
     server.on("/get_server_info", 200, SGLANG_INFO);
     let mut reader =
-        discover(vec![StaticInstance::new(Role::Plain, server.url())], quick(), &supervisor).await;
+        discover(vec![StaticInstance::new(EngineRole::Plain, server.url())], quick(), &supervisor).await;
     let topology = until(&mut reader, all_ready).await;
-    let facts = topology.instances[0].usable().unwrap();
+    let facts = topology.instances[0].usable_facts().unwrap();
     assert_eq!(facts.models, ["tiny"], "from the server's answer, as /v1/models is not there");
-    assert_eq!((facts.reported_role, facts.page_size, &facts.transfer), (Some(Role::Plain), Some(32), &None));
-    assert_eq!(facts.hashing, Some(KvHashing::Sglang { namespaced: Some(true), bigrams: false }));
+    assert_eq!(
+        (facts.reported_role, facts.page_size, &facts.transfer),
+        (Some(EngineRole::Plain), Some(32), &None)
+    );
+    assert_eq!(facts.hashing, Some(EngineBlockHashing::Sglang { namespaced: Some(true), bigrams: false }));
     assert_eq!((facts.host_cache, &facts.store), (Some(false), &None));
     assert_eq!(facts.events, Some(Vec::new()));
 }
@@ -123,15 +128,15 @@ async fn the_recorded_answer_of_an_older_path_makes_a_plain_worker() {
 /// The facts of an engine that is ready.
 async fn facts_of(instance: &StaticInstance) -> EngineFacts {
     match probe_once(instance, &quick()).await.unwrap().verdict {
-        Verdict::Ready(facts) => facts,
+        ProbeVerdict::Ready(facts) => facts,
         other => panic!("{other:?}"),
     }
 }
 
 #[tokio::test]
-async fn sglang_tells_everything_about_its_cache_in_the_answer_that_is_read_anyway() {
+async fn sglang_cache_facts_need_no_extra_request() {
     let supervisor = Supervisor::new();
-    let server = Server::start(&supervisor).await;
+    let server = ScriptedServer::start(&supervisor).await;
     let mut info: serde_json::Value = serde_json::from_str(SGLANG_INFO).unwrap();
     for (key, value) in [
         ("enable_hierarchical_cache", json!(true)),
@@ -148,31 +153,34 @@ async fn sglang_tells_everything_about_its_cache_in_the_answer_that_is_read_anyw
         info[key] = value;
     }
     server.on("/server_info", 200, info).on("/v1/models", 200, fake::models(&["tiny"]));
-    let facts = facts_of(&StaticInstance::new(Role::Plain, server.url())).await;
+    let facts = facts_of(&StaticInstance::new(EngineRole::Plain, server.url())).await;
     assert_eq!(facts.events.unwrap()[0].endpoint, "tcp://127.0.0.1:5557");
     assert_eq!(facts.host_cache, Some(true));
     let store = facts.store.unwrap();
-    assert_eq!(store.keys, StoreKeys::Sglang { prefix: Some("tiny".into()), mla: Some(false) });
+    assert_eq!(store.keys, StoreKeyScheme::Sglang { prefix: Some("tiny".into()), mla: Some(false) });
     assert_eq!((store.tp_size, store.prefetch_threshold), (Some(1), Some(256)));
-    assert_eq!((server.asked("/server_info"), server.asked("/v1/models")), (1, 1));
-    assert_eq!((server.asked("/kv_event_sources"), server.asked("/metrics")), (0, 0));
+    assert_eq!((server.request_count("/server_info"), server.request_count("/v1/models")), (1, 1));
+    assert_eq!((server.request_count("/kv_event_sources"), server.request_count("/metrics")), (0, 0));
 }
 
 #[tokio::test]
-async fn vllm_is_asked_once_more_for_its_event_sources_unless_they_are_declared() {
+async fn vllm_event_sources_take_one_request_unless_declared() {
     let supervisor = Supervisor::new();
-    let server = Server::start(&supervisor).await;
+    let server = ScriptedServer::start(&supervisor).await;
     fake::vllm(&server, STORE_METRICS);
     let card = json!({"data": [{"id": "tiny", "root": "/models/tiny-qwen3"}]});
     server.on("/v1/models", 200, card);
-    let plain = StaticInstance::new(Role::Plain, server.url());
+    let plain = StaticInstance::new(EngineRole::Plain, server.url());
     let facts = facts_of(&plain).await;
     assert_eq!(facts.events, Some(Vec::new()), "404 is no trouble");
     assert_eq!(
         facts.hashing,
-        Some(KvHashing::Vllm { algorithm: VllmHash::Sha256Cbor, seed: "vllm-none-hash".into() })
+        Some(EngineBlockHashing::Vllm {
+            algorithm: VllmHashAlgorithm::Sha256Cbor,
+            seed: "vllm-none-hash".into()
+        })
     );
-    let keys = StoreKeys::Vllm { prefix: String::new(), model: Some("tiny-qwen3".into()) };
+    let keys = StoreKeyScheme::Vllm { prefix: String::new(), model: Some("tiny-qwen3".into()) };
     assert_eq!(facts.store.unwrap().keys, keys);
 
     server.on(
@@ -183,12 +191,12 @@ async fn vllm_is_asked_once_more_for_its_event_sources_unless_they_are_declared(
     let facts = facts_of(&plain).await;
     let events = facts.events.unwrap();
     assert_eq!((events[0].endpoint.as_str(), events[0].topic.as_str()), ("tcp://127.0.0.1:5557", "kv"));
-    assert_eq!(server.asked("/kv_event_sources"), 2, "once a probe");
+    assert_eq!(server.request_count("/kv_event_sources"), 2, "once a probe");
 
-    let kv = DeclaredKv { events: Some("tcp://*:9000".into()), ..DeclaredKv::default() };
+    let kv = DeclaredKvFacts { events: Some("tcp://*:9000".into()), ..DeclaredKvFacts::default() };
     let facts = facts_of(&StaticInstance { kv, ..plain.clone() }).await;
     assert_eq!(facts.events.unwrap()[0].endpoint, "tcp://127.0.0.1:9000");
-    assert_eq!(server.asked("/kv_event_sources"), 2, "declared");
+    assert_eq!(server.request_count("/kv_event_sources"), 2, "declared");
 
     server.on("/kv_event_sources", 500, "");
     assert_eq!(facts_of(&plain).await.events, None, "not told, and the engine serves");
@@ -197,10 +205,10 @@ async fn vllm_is_asked_once_more_for_its_event_sources_unless_they_are_declared(
 #[tokio::test]
 async fn an_engine_in_another_role_is_refused_in_words() {
     let supervisor = Supervisor::new();
-    let server = Server::start(&supervisor).await;
+    let server = ScriptedServer::start(&supervisor).await;
     fake::sglang(&server, "decode", 8998);
     let mut reader =
-        discover(vec![StaticInstance::new(Role::Prefill, server.url())], quick(), &supervisor).await;
+        discover(vec![StaticInstance::new(EngineRole::Prefill, server.url())], quick(), &supervisor).await;
     let topology = until(&mut reader, |topology| topology.instances[0].facts.is_some()).await;
     let why = reason(&topology.instances[0]);
     assert!(
@@ -217,39 +225,40 @@ async fn an_engine_in_another_role_is_refused_in_words() {
 #[tokio::test]
 async fn a_nixl_pair_is_known_by_its_metrics() {
     let supervisor = Supervisor::new();
-    let (prefill, decode) = (Server::start(&supervisor).await, Server::start(&supervisor).await);
+    let (prefill, decode) =
+        (ScriptedServer::start(&supervisor).await, ScriptedServer::start(&supervisor).await);
     fake::vllm(&prefill, NIXL_METRICS);
     fake::vllm(&decode, NIXL_METRICS);
     let instances = vec![
-        StaticInstance::new(Role::Prefill, prefill.url()),
-        StaticInstance::new(Role::Decode, decode.url()),
+        StaticInstance::new(EngineRole::Prefill, prefill.url()),
+        StaticInstance::new(EngineRole::Decode, decode.url()),
     ];
     let mut reader = discover(instances, quick(), &supervisor).await;
     let topology = until(&mut reader, all_ready).await;
     for instance in &topology.instances {
-        let facts = instance.usable().unwrap();
-        assert_eq!((facts.engine, &facts.transfer), (Engine::Vllm, &Some(KvTransfer::VllmNixl)));
+        let facts = instance.usable_facts().unwrap();
+        assert_eq!((facts.engine, &facts.transfer), (EngineKind::Vllm, &Some(KvTransferMethod::VllmNixl)));
         assert_eq!((facts.page_size, facts.context_length), (Some(32), Some(4096)));
         assert_eq!((facts.host_cache, &facts.store), (Some(false), &None));
     }
 }
 
 #[tokio::test]
-async fn a_mooncake_decode_follows_its_prefill_and_a_restart_gives_a_new_engine_id() {
+async fn mooncake_decode_follows_prefill_and_restart_changes_its_id() {
     let supervisor = Supervisor::new();
     let (prefill, decode, bootstrap) = (
-        Server::start(&supervisor).await,
-        Server::start(&supervisor).await,
-        Server::start(&supervisor).await,
+        ScriptedServer::start(&supervisor).await,
+        ScriptedServer::start(&supervisor).await,
+        ScriptedServer::start(&supervisor).await,
     );
     fake::vllm(&prefill, "");
     fake::vllm(&decode, "");
     let instances = vec![
         StaticInstance {
             bootstrap_port: Some(bootstrap.port),
-            ..StaticInstance::new(Role::Prefill, prefill.url())
+            ..StaticInstance::new(EngineRole::Prefill, prefill.url())
         },
-        StaticInstance::new(Role::Decode, decode.url()),
+        StaticInstance::new(EngineRole::Decode, decode.url()),
     ];
     let mut reader = discover(instances, quick(), &supervisor).await;
     let topology =
@@ -261,15 +270,20 @@ async fn a_mooncake_decode_follows_its_prefill_and_a_restart_gives_a_new_engine_
 
     fake::mooncake_query(&bootstrap, "first");
     let topology = until(&mut reader, all_ready).await;
-    let prefill_id = by_role(&topology, Role::Prefill).id.clone();
-    let ids = |topology: &Topology| match &by_role(topology, Role::Prefill).facts.as_ref().unwrap().transfer {
-        Some(KvTransfer::VllmMooncake { bootstrap: Some(_), engine_ids }) => engine_ids[&0].clone(),
+    let prefill_id = by_role(&topology, EngineRole::Prefill).id.clone();
+    let ids = |topology: &Topology| match &by_role(topology, EngineRole::Prefill)
+        .facts
+        .as_ref()
+        .unwrap()
+        .transfer
+    {
+        Some(KvTransferMethod::VllmMooncake { bootstrap: Some(_), engine_ids }) => engine_ids[&0].clone(),
         other => panic!("{other:?}"),
     };
     assert_eq!(ids(&topology), "first");
     assert!(matches!(
-        by_role(&topology, Role::Decode).usable().unwrap().transfer,
-        Some(KvTransfer::VllmMooncake { bootstrap: None, .. })
+        by_role(&topology, EngineRole::Decode).usable_facts().unwrap().transfer,
+        Some(KvTransferMethod::VllmMooncake { bootstrap: None, .. })
     ));
 
     fake::mooncake_query(&bootstrap, "second");
@@ -279,9 +293,10 @@ async fn a_mooncake_decode_follows_its_prefill_and_a_restart_gives_a_new_engine_
 }
 
 #[tokio::test]
-async fn a_declared_connector_needs_no_metrics_but_mooncake_needs_its_bootstrap_server() {
+async fn declared_connector_needs_no_metrics_but_mooncake_bootstrap() {
     let supervisor = Supervisor::new();
-    let (server, bootstrap) = (Server::start(&supervisor).await, Server::start(&supervisor).await);
+    let (server, bootstrap) =
+        (ScriptedServer::start(&supervisor).await, ScriptedServer::start(&supervisor).await);
     fake::vllm(&server, "");
     let options = quick();
     let declared = |connector, role| StaticInstance {
@@ -290,42 +305,43 @@ async fn a_declared_connector_needs_no_metrics_but_mooncake_needs_its_bootstrap_
         ..StaticInstance::new(role, server.url())
     };
     for (connector, transfer) in
-        [(KvConnector::Nixl, KvTransfer::VllmNixl), (KvConnector::Store, KvTransfer::VllmStore)]
+        [(KvConnector::Nixl, KvTransferMethod::VllmNixl), (KvConnector::Store, KvTransferMethod::VllmStore)]
     {
-        match probe_once(&declared(connector, Role::Prefill), &options).await.unwrap().verdict {
-            Verdict::Ready(facts) => assert_eq!(facts.transfer, Some(transfer)),
+        match probe_once(&declared(connector, EngineRole::Prefill), &options).await.unwrap().verdict {
+            ProbeVerdict::Ready(facts) => assert_eq!(facts.transfer, Some(transfer)),
             other => panic!("{other:?}"),
         }
     }
-    assert_eq!(bootstrap.asked("/query"), 0);
-    let report = probe_once(&declared(KvConnector::Mooncake, Role::Prefill), &options).await.unwrap();
+    assert_eq!(bootstrap.request_count("/query"), 0);
+    let report = probe_once(&declared(KvConnector::Mooncake, EngineRole::Prefill), &options).await.unwrap();
     assert!(
-        matches!(&report.verdict, Verdict::NotReady { reason, .. } if reason.contains("/query")),
+        matches!(&report.verdict, ProbeVerdict::NotReady { reason, .. } if reason.contains("/query")),
         "{report:?}"
     );
     bootstrap.on("/query", 200, "{}");
-    let report = probe_once(&declared(KvConnector::Mooncake, Role::Prefill), &options).await.unwrap();
+    let report = probe_once(&declared(KvConnector::Mooncake, EngineRole::Prefill), &options).await.unwrap();
     assert!(
-        matches!(&report.verdict, Verdict::NotReady { reason, .. } if reason.contains("no engine is registered"))
+        matches!(&report.verdict, ProbeVerdict::NotReady { reason, .. } if reason.contains("no engine is registered"))
     );
-    let report = probe_once(&declared(KvConnector::Mooncake, Role::Decode), &options).await.unwrap();
-    assert!(matches!(report.verdict, Verdict::Ready(_)));
+    let report = probe_once(&declared(KvConnector::Mooncake, EngineRole::Decode), &options).await.unwrap();
+    assert!(matches!(report.verdict, ProbeVerdict::Ready(_)));
 }
 
 #[tokio::test]
-async fn an_engine_that_stops_answering_loses_readiness_and_gets_it_back() {
+async fn unresponsive_engine_loses_readiness_and_regains_it() {
     let supervisor = Supervisor::new();
-    let server = Server::start(&supervisor).await;
+    let server = ScriptedServer::start(&supervisor).await;
     fake::sglang(&server, "null", 8998);
     let probe =
         ProbeOptions { timeout: Duration::from_millis(100), refresh: Duration::from_millis(20), ..quick() };
-    let mut reader = discover(vec![StaticInstance::new(Role::Plain, server.url())], probe, &supervisor).await;
+    let mut reader =
+        discover(vec![StaticInstance::new(EngineRole::Plain, server.url())], probe, &supervisor).await;
     until(&mut reader, all_ready).await;
-    let asked = server.asked("/server_info");
-    server.never_answers("/server_info");
+    let asked = server.request_count("/server_info");
+    server.hang("/server_info");
     let topology = until(&mut reader, |topology| !all_ready(topology)).await;
     assert!(reason(&topology.instances[0]).contains("no answer in time"));
-    assert!(server.asked("/server_info") >= asked + 2, "one time-out alone is forgiven");
+    assert!(server.request_count("/server_info") >= asked + 2, "one time-out alone is forgiven");
     assert!(topology.instances[0].facts.is_some());
     fake::sglang(&server, "null", 8998);
     until(&mut reader, all_ready).await;
@@ -334,39 +350,39 @@ async fn an_engine_that_stops_answering_loses_readiness_and_gets_it_back() {
 #[tokio::test]
 async fn a_report_lists_every_check_with_its_remedy() {
     let supervisor = Supervisor::new();
-    let server = Server::start(&supervisor).await;
+    let server = ScriptedServer::start(&supervisor).await;
     server.on("/server_info", 401, "Unauthorized");
-    let instance = StaticInstance::new(Role::Prefill, server.url());
+    let instance = StaticInstance::new(EngineRole::Prefill, server.url());
     let options = ProbeOptions { api_key: Some("k".into()), ..quick() };
     let report = probe_once(&instance, &options).await.unwrap();
     assert_eq!(server.authorizations(), ["Bearer k"]);
-    assert_eq!(report.checks[0].outcome, CheckOutcome::Answered(401));
-    assert!(report.checks[0].mend.as_deref().unwrap().contains("--api-key"));
+    assert_eq!(report.checks[0].outcome, ProbeCheckOutcome::Status(401));
+    assert!(report.checks[0].fix.as_deref().unwrap().contains("--api-key"));
     assert!(!format!("{options:?}").contains("\"k\""), "the key stays out of logs");
 
     fake::sglang(&server, "prefill", 1);
     let report = probe_once(&instance, &quick()).await.unwrap();
     let last = report.checks.last().unwrap();
-    assert!(matches!(last.outcome, CheckOutcome::Failed(_)), "nothing listens on port 1: {last:?}");
-    assert!(last.mend.as_deref().unwrap().contains("--disaggregation-bootstrap-port"));
-    assert!(report.checks.iter().all(|check| !check.concluded.is_empty()));
+    assert!(matches!(last.outcome, ProbeCheckOutcome::Failed(_)), "nothing listens on port 1: {last:?}");
+    assert!(last.fix.as_deref().unwrap().contains("--disaggregation-bootstrap-port"));
+    assert!(report.checks.iter().all(|check| !check.conclusion.is_empty()));
 
-    let nobody = StaticInstance::new(Role::Plain, "http://127.0.0.1:1");
+    let nobody = StaticInstance::new(EngineRole::Plain, "http://127.0.0.1:1");
     let report = probe_once(&nobody, &quick()).await.unwrap();
-    assert!(matches!(report.verdict, Verdict::NotReady { timed_out: false, .. }));
-    assert!(report.checks[0].mend.is_some());
-    assert!(probe_once(&StaticInstance::new(Role::Plain, "ftp://x"), &quick()).await.is_err());
+    assert!(matches!(report.verdict, ProbeVerdict::NotReady { timed_out: false, .. }));
+    assert!(report.checks[0].fix.is_some());
+    assert!(probe_once(&StaticInstance::new(EngineRole::Plain, "ftp://x"), &quick()).await.is_err());
 }
 
 #[tokio::test]
 async fn an_endless_answer_is_cut_off() {
     let supervisor = Supervisor::new();
-    let server = Server::start(&supervisor).await;
+    let server = ScriptedServer::start(&supervisor).await;
     server.on("/server_info", 200, "x".repeat(5 << 20));
     let probe = ProbeOptions { timeout: Duration::from_secs(10), ..quick() };
-    let report = probe_once(&StaticInstance::new(Role::Plain, server.url()), &probe).await.unwrap();
+    let report = probe_once(&StaticInstance::new(EngineRole::Plain, server.url()), &probe).await.unwrap();
     assert!(
-        matches!(&report.verdict, Verdict::NotReady { reason, .. } if reason.contains("larger than")),
+        matches!(&report.verdict, ProbeVerdict::NotReady { reason, .. } if reason.contains("larger than")),
         "{report:?}"
     );
 }
@@ -374,29 +390,29 @@ async fn an_endless_answer_is_cut_off() {
 #[tokio::test]
 async fn a_vllm_whose_server_info_fails_is_still_a_vllm() {
     let supervisor = Supervisor::new();
-    let server = Server::start(&supervisor).await;
-    let plain = StaticInstance::new(Role::Plain, server.url());
+    let server = ScriptedServer::start(&supervisor).await;
+    let plain = StaticInstance::new(EngineRole::Plain, server.url());
     server.on("/server_info", 500, "Internal Server Error");
     let report = probe_once(&plain, &quick()).await.unwrap();
     assert!(
-        matches!(&report.verdict, Verdict::NotReady { reason, .. } if reason.contains("/server_info: HTTP 500"))
+        matches!(&report.verdict, ProbeVerdict::NotReady { reason, .. } if reason.contains("/server_info: HTTP 500"))
     );
     fake::vllm(&server, "");
     server.on("/server_info", 500, "Internal Server Error");
-    assert_eq!(facts_of(&plain).await.engine, Engine::Vllm);
+    assert_eq!(facts_of(&plain).await.engine, EngineKind::Vllm);
 }
 
 #[tokio::test]
 async fn something_else_than_an_engine_is_named_as_such() {
     let supervisor = Supervisor::new();
-    let server = Server::start(&supervisor).await;
-    let plain = StaticInstance::new(Role::Plain, server.url());
+    let server = ScriptedServer::start(&supervisor).await;
+    let plain = StaticInstance::new(EngineRole::Plain, server.url());
     let report = probe_once(&plain, &quick()).await.unwrap();
     assert!(
-        matches!(&report.verdict, Verdict::NotReady { reason, .. } if reason.contains("neither as SGLang"))
+        matches!(&report.verdict, ProbeVerdict::NotReady { reason, .. } if reason.contains("neither as SGLang"))
     );
     fake::vllm(&server, "");
-    let declared = StaticInstance { engine: Some(Engine::Sglang), ..plain };
+    let declared = StaticInstance { engine: Some(EngineKind::Sglang), ..plain };
     let report = probe_once(&declared, &quick()).await.unwrap();
-    assert!(matches!(&report.verdict, Verdict::NotReady { reason, .. } if reason.contains("as SGLang")));
+    assert!(matches!(&report.verdict, ProbeVerdict::NotReady { reason, .. } if reason.contains("as SGLang")));
 }

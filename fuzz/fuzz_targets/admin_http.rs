@@ -10,22 +10,25 @@ use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
 use libfuzzer_sys::fuzz_target;
 use mooncake_wire::types::{Segment, Uuid};
-use moongate_kvcore::Settings;
-use moongate_master::http::{Admin, admin_router};
+use moongate_kvcore::MasterCoreOptions;
+use moongate_master::http::{AdminContext, admin_router};
 use moongate_master::journal::MemoryJournal;
-use moongate_master::metadata::{Metadata, metadata_router};
-use moongate_master::observe::{Observed, Observer};
-use moongate_master::summary::Summary;
-use moongate_master::{Server, ServerOptions, Standing};
+use moongate_master::metadata::{MetadataStore, metadata_router};
+use moongate_master::observer::{FactObserver, ObservingJournal};
+use moongate_master::summary::MetricsSummary;
+use moongate_master::{LeadershipStatus, MasterServer, MasterServerOptions};
 use parking_lot::Mutex;
 use tower::ServiceExt as _;
 
-fn admin() -> Arc<Admin> {
-    let observer = Arc::new(Observer::new(None));
-    let journal = Observed::new(Arc::new(MemoryJournal::new(1 << 16)), Arc::clone(&observer));
-    let core = Settings { shards: 2, ..Settings::default() };
-    let server = Arc::new(Server::new(ServerOptions { core, ..ServerOptions::default() }, Arc::new(journal)));
-    server.standing.store(Arc::new(Standing::alone()));
+fn admin() -> Arc<AdminContext> {
+    let observer = Arc::new(FactObserver::new(None));
+    let journal = ObservingJournal::new(Arc::new(MemoryJournal::new(1 << 16)), Arc::clone(&observer));
+    let core = MasterCoreOptions { shards: 2, ..MasterCoreOptions::default() };
+    let server = Arc::new(MasterServer::new(
+        MasterServerOptions { core, ..MasterServerOptions::default() },
+        Arc::new(journal),
+    ));
+    server.leadership.store(Arc::new(LeadershipStatus::standalone()));
     let node = Uuid { first: 1, second: 2 };
     let segment = Segment {
         id: node,
@@ -40,8 +43,8 @@ fn admin() -> Arc<Admin> {
         .master
         .mount(server.clock.now_ms(), &segment, node, &mut server.recorder())
         .expect("a good segment is taken");
-    let summary = Mutex::new(Summary::new(&server));
-    Arc::new(Admin { server, observer, events: None, quotas: None, summary })
+    let summary = Mutex::new(MetricsSummary::new(&server));
+    Arc::new(AdminContext { server, observer, events: None, quotas: None, summary })
 }
 
 fuzz_target!(|bytes: &[u8]| {
@@ -52,7 +55,7 @@ fuzz_target!(|bytes: &[u8]| {
     let Ok(method) = method.parse::<Method>() else { return };
     let body = body.get(1..).unwrap_or_default().to_vec();
     let router = if target.starts_with("/metadata") {
-        metadata_router(Arc::new(Metadata::in_memory()))
+        metadata_router(Arc::new(MetadataStore::in_memory()))
     } else {
         admin_router(admin())
     };

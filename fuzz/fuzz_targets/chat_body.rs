@@ -9,48 +9,50 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use moongate_prompt::{ChatBody, Engine, Limits, Model, Now};
+use moongate_prompt::{ChatBody, PromptDialect, PromptLimits, PromptTokenizer, TemplateTime};
 
 const PROMPT_BYTES: usize = 64 << 10;
 
-struct Models {
+struct PromptTokenizerPair {
     /// Caches conversations.
-    cached: Model,
+    cached: PromptTokenizer,
     /// Caches none.
-    fresh: Model,
+    fresh: PromptTokenizer,
 }
 
-fn load(engine: Engine) -> Models {
+fn load(engine: PromptDialect) -> PromptTokenizerPair {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gateway/prompt/tests/data/small");
     let load = |conversation_bytes| {
-        let limits = Limits { template_steps: 100_000, prompt_bytes: PROMPT_BYTES, conversation_bytes };
-        Model::load(&folder, engine, limits).expect("the model is good")
+        let limits = PromptLimits { template_steps: 100_000, prompt_bytes: PROMPT_BYTES, conversation_bytes };
+        PromptTokenizer::load(&folder, engine, limits).expect("the model is good")
     };
-    Models { cached: load(8 << 20), fresh: load(0) }
+    PromptTokenizerPair { cached: load(8 << 20), fresh: load(0) }
 }
 
-static VLLM: LazyLock<Models> = LazyLock::new(|| load(Engine::Vllm));
-static SGLANG: LazyLock<Models> = LazyLock::new(|| load(Engine::Sglang));
+static VLLM: LazyLock<PromptTokenizerPair> = LazyLock::new(|| load(PromptDialect::Vllm));
+static SGLANG: LazyLock<PromptTokenizerPair> = LazyLock::new(|| load(PromptDialect::Sglang));
 static LONG: LazyLock<String> = LazyLock::new(|| {
     format!(r#"{{"messages":[{{"role":"user","content":"{}"}},"#, "a long question ".repeat(1100))
 });
 
-fn check(models: &Models, body: &[u8]) {
+fn check(models: &PromptTokenizerPair, body: &[u8]) {
     let parsed = ChatBody::parse(body);
     let read = models.cached.read_chat(body);
     assert_eq!(format!("{read:?}"), format!("{parsed:?}"));
     let (Ok(parsed), Ok(read)) = (parsed, read) else { return };
     let _ = parsed.check_text();
-    let text = models.fresh.text_of_chat(&parsed, Now::utc(0));
-    assert_eq!(models.cached.text_of_chat(&read, Now::utc(0)), text);
+    let text = models.fresh.render_chat(&parsed, TemplateTime::utc(0));
+    assert_eq!(models.cached.render_chat(&read, TemplateTime::utc(0)), text);
     // What a message continues may follow what the template made.
     assert!(text.map_or(0, |text| text.len()) <= PROMPT_BYTES + body.len());
-    let (whole, cached) =
-        (models.fresh.tokens_of_chat(&parsed, Now::utc(0)), models.cached.tokens_of_chat(&read, Now::utc(0)));
+    let (whole, cached) = (
+        models.fresh.tokenize_chat(&parsed, TemplateTime::utc(0)),
+        models.cached.tokenize_chat(&read, TemplateTime::utc(0)),
+    );
     match (whole, cached) {
         (Ok(whole), Ok(cached)) => {
             assert_eq!(cached.ids().to_vec(), whole.ids().to_vec());
-            models.cached.remember(&cached, ());
+            models.cached.cache_conversation(&cached, ());
         }
         (whole, cached) => assert_eq!(cached.err(), whole.err()),
     }

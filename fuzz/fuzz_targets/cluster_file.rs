@@ -4,11 +4,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rbg_api::ClusterFile;
-use rbg_api::cluster::MAX_INSTANCES;
+use rbg_api::DiscoveryFile;
+use rbg_api::discovery_file::MAX_INSTANCES;
 
 fuzz_target!(|text: &str| {
-    let Ok(file) = serde_saphyr::from_str::<ClusterFile>(text) else { return };
+    let Ok(file) = serde_saphyr::from_str::<DiscoveryFile>(text) else { return };
     let Ok(config) = file.resolve() else { return };
     let instances = || config.roles.iter().flat_map(|role| &role.instances);
     assert!(instances().count() as u64 <= MAX_INSTANCES);

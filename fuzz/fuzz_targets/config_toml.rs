@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Parser, ValueEnum};
 use libfuzzer_sys::fuzz_target;
 use moongate_fuzz::file_of;
-use moongate_runtime::{effective, parse};
+use moongate_runtime::{effective_settings, parse};
 
 /// A setting of each kind.
 #[derive(Debug, Parser)]
@@ -61,7 +61,7 @@ fuzz_target!(|text: &[u8]| {
     let path = file_of(text);
     let line = || ["fuzz".into(), "--config".into(), path.clone().into_os_string()];
     let Ok(mut settings) = parse::<Settings>(line()) else { return };
-    let listed = effective::<Settings>(line()).expect("the same file");
+    let listed = effective_settings::<Settings>(line()).expect("the same file");
     let file: toml::Table = std::str::from_utf8(text).unwrap().parse().expect("what was read is TOML");
     for key in file.keys() {
         assert!(listed.iter().any(|setting| setting.key == key.replace('_', "-")), "{key}");

@@ -13,9 +13,9 @@ use std::sync::{Arc, LazyLock};
 use crc_fast::crc32_iscsi;
 use libfuzzer_sys::fuzz_target;
 use moongate_runtime::Supervisor;
-use moongate_transfer::Protocol;
-use moongate_transfer::plane::{Header, Operation, Status, trailer};
-use moongate_transfer::serve::{self, Options, Serving, Span, Target};
+use moongate_transfer::TransferProtocol;
+use moongate_transfer::plane::{TransferHeader, TransferOperation, TransferStatus, trailer};
+use moongate_transfer::serve::{self, AddressRange, TransferServer, TransferServerOptions, TransferTarget};
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -24,28 +24,28 @@ const BASE: u64 = 0x10_0000_0000;
 const SIZE: usize = 1 << 16;
 const REPEAT: usize = 16;
 
-struct Memory(Mutex<Vec<u8>>);
+struct DataPlaneMemory(Mutex<Vec<u8>>);
 
-impl Memory {
-    fn part(&self, span: Span) -> Vec<u8> {
+impl DataPlaneMemory {
+    fn part(&self, span: AddressRange) -> Vec<u8> {
         let start = (span.start - BASE) as usize;
         self.0.lock()[start..start + span.size as usize].to_vec()
     }
 }
 
-impl Target for Memory {
-    fn contains(&self, span: Span) -> bool {
+impl TransferTarget for DataPlaneMemory {
+    fn contains(&self, span: AddressRange) -> bool {
         span.start >= BASE && span.start + span.size <= BASE + SIZE as u64
     }
 
-    fn readable(&self, _: Span) -> bool {
+    fn is_readable(&self, _: AddressRange) -> bool {
         true
     }
 
     fn receive(
         &self,
         mut socket: &TcpStream,
-        span: Span,
+        span: AddressRange,
         summed: bool,
         whole: &mut dyn FnMut(Option<u32>) -> io::Result<bool>,
     ) -> io::Result<bool> {
@@ -57,11 +57,11 @@ impl Target for Memory {
         Ok(is_whole)
     }
 
-    fn send(&self, mut socket: &TcpStream, span: Span) -> io::Result<()> {
+    fn send(&self, mut socket: &TcpStream, span: AddressRange) -> io::Result<()> {
         socket.write_all(&self.part(span))
     }
 
-    fn send_summed(&self, mut socket: &TcpStream, span: Span) -> io::Result<u32> {
+    fn send_summed(&self, mut socket: &TcpStream, span: AddressRange) -> io::Result<u32> {
         let bytes = self.part(span);
         socket.write_all(&bytes)?;
         Ok(crc32_iscsi(&bytes))
@@ -70,7 +70,7 @@ impl Target for Memory {
     fn receive_from(
         &self,
         source: &mut dyn Read,
-        span: Span,
+        span: AddressRange,
         whole: &mut dyn FnMut(&mut dyn Read, u32) -> io::Result<bool>,
     ) -> io::Result<bool> {
         let mut bytes = vec![0; span.size as usize];
@@ -81,87 +81,89 @@ impl Target for Memory {
         Ok(is_whole)
     }
 
-    fn send_to(&self, sink: &mut dyn Write, span: Span) -> io::Result<u32> {
+    fn send_to(&self, sink: &mut dyn Write, span: AddressRange) -> io::Result<u32> {
         let bytes = self.part(span);
         sink.write_all(&bytes)?;
         Ok(crc32_iscsi(&bytes))
     }
 
-    fn checksum(&self, _: Span) -> Option<u32> {
+    fn checksum(&self, _: AddressRange) -> Option<u32> {
         None
     }
 }
 
-struct Node {
-    memory: Arc<Memory>,
-    serving: Serving,
+struct DataPlaneNode {
+    memory: Arc<DataPlaneMemory>,
+    serving: TransferServer,
     port: u16,
     _runtime: Runtime,
     _supervisor: Supervisor,
 }
 
-static NODE: LazyLock<Node> = LazyLock::new(|| {
+static NODE: LazyLock<DataPlaneNode> = LazyLock::new(|| {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let supervisor = Supervisor::new();
-    let memory = Arc::new(Memory(Mutex::new(vec![0; SIZE])));
-    let target: Arc<dyn Target> = Arc::<Memory>::clone(&memory);
+    let memory = Arc::new(DataPlaneMemory(Mutex::new(vec![0; SIZE])));
+    let target: Arc<dyn TransferTarget> = Arc::<DataPlaneMemory>::clone(&memory);
     let (serving, port) = runtime.block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        (serve::listen(listener, target, Options::default(), &supervisor).unwrap(), port)
+        (serve::listen(listener, target, TransferServerOptions::default(), &supervisor).unwrap(), port)
     });
-    Node { memory, serving, port, _runtime: runtime, _supervisor: supervisor }
+    DataPlaneNode { memory, serving, port, _runtime: runtime, _supervisor: supervisor }
 });
 
 /// What a peer sends, and what a node does with it.
 #[derive(Default)]
-struct Model {
+struct DataPlaneModel {
     /// What is sent before the next answer of the first protocol is waited for, each time with the answers that come until then.
     exchanges: Vec<(Vec<u8>, usize)>,
     sent: Vec<u8>,
-    answers: Vec<u8>,
+    responses: Vec<u8>,
     memory: Vec<u8>,
     has_ended: bool,
     /// Whether the node may close with bytes unread, which can take answers with it.
     is_cut: bool,
 }
 
-impl Model {
-    fn request(&mut self, header: Header, body: &[u8], is_damaged: bool) {
+impl DataPlaneModel {
+    fn request(&mut self, header: TransferHeader, body: &[u8], is_damaged: bool) {
         self.sent.extend(header.encode());
-        let is_checked = header.protocol == Protocol::Checked;
+        let is_checked = header.protocol == TransferProtocol::Checked;
         let crc = crc32_iscsi(body) ^ u32::from(is_damaged);
-        if header.operation == Operation::Write {
+        if header.operation == TransferOperation::Write {
             self.sent.extend(body);
             self.sent.extend(is_checked.then(|| trailer(crc)).into_iter().flatten());
         }
         if self.has_ended {
             return;
         }
-        let has_status = header.protocol != Protocol::V1;
+        let has_status = header.protocol != TransferProtocol::V1;
         let start = header.address.wrapping_sub(BASE) as usize;
         if header.size == 0 || header.address < BASE || start + header.size as usize > SIZE {
-            self.answers.extend(has_status.then(|| Status::Rejected.encode()).into_iter().flatten());
+            self.responses
+                .extend(has_status.then(|| TransferStatus::Rejected.encode()).into_iter().flatten());
             self.has_ended = true;
             self.is_cut = !has_status;
             return;
         }
         let part = start..start + header.size as usize;
         match header.operation {
-            Operation::Write => {
+            TransferOperation::Write => {
                 self.memory[part].copy_from_slice(body);
-                let status = if is_checked && is_damaged { Status::Damaged } else { Status::Ok };
-                self.answers.extend(has_status.then(|| status.encode()).into_iter().flatten());
+                let status =
+                    if is_checked && is_damaged { TransferStatus::Damaged } else { TransferStatus::Ok };
+                self.responses.extend(has_status.then(|| status.encode()).into_iter().flatten());
             }
-            Operation::Read => {
-                self.answers.extend(has_status.then(|| Status::Ok.encode()).into_iter().flatten());
-                self.answers.extend(&self.memory[part.clone()]);
+            TransferOperation::Read => {
+                self.responses.extend(has_status.then(|| TransferStatus::Ok.encode()).into_iter().flatten());
+                self.responses.extend(&self.memory[part.clone()]);
                 let crc = crc32_iscsi(&self.memory[part]);
-                self.answers.extend(is_checked.then(|| trailer(crc)).into_iter().flatten());
+                self.responses.extend(is_checked.then(|| trailer(crc)).into_iter().flatten());
             }
         }
-        if header.protocol == Protocol::V1 && header.operation == Operation::Read {
-            self.exchanges.push((std::mem::take(&mut self.sent), self.answers.len()));
+        if header.protocol == TransferProtocol::V1 && header.operation == TransferOperation::Read {
+            self.exchanges.push((std::mem::take(&mut self.sent), self.responses.len()));
         }
     }
 
@@ -173,12 +175,14 @@ impl Model {
         (self.has_ended, self.is_cut) = (true, self.is_cut || !self.has_ended);
     }
 
-    fn of(mut steps: &[u8]) -> Self {
+    fn from_input(mut steps: &[u8]) -> Self {
         let mut model = Self { memory: vec![0; SIZE], ..Self::default() };
         while let [step, low, high, size, rest @ ..] = steps {
-            let operation = if step & 1 == 0 { Operation::Read } else { Operation::Write };
-            let protocol = [Protocol::V1, Protocol::V2, Protocol::Checked][usize::from(step / 2) % 3];
-            let count = if operation == Operation::Write { usize::from(*size).min(rest.len()) } else { 0 };
+            let operation = if step & 1 == 0 { TransferOperation::Read } else { TransferOperation::Write };
+            let protocol = [TransferProtocol::V1, TransferProtocol::V2, TransferProtocol::Checked]
+                [usize::from(step / 2) % 3];
+            let count =
+                if operation == TransferOperation::Write { usize::from(*size).min(rest.len()) } else { 0 };
             let (body, rest) = rest.split_at(count);
             steps = rest;
             if step & 0xe0 == 0xe0 {
@@ -186,10 +190,11 @@ impl Model {
                 continue;
             }
             let body: Vec<u8> = body.iter().flat_map(|byte| [*byte; REPEAT]).collect();
-            let size = if operation == Operation::Write { body.len() } else { usize::from(*size) * REPEAT };
+            let size =
+                if operation == TransferOperation::Write { body.len() } else { usize::from(*size) * REPEAT };
             let address =
                 BASE + u64::from(u16::from_le_bytes([*low, *high])) - u64::from(step & 0xe0 == 0xc0);
-            let header = Header { size: size as u64, address, operation, protocol };
+            let header = TransferHeader { size: size as u64, address, operation, protocol };
             model.request(header, &body, step & 0xe0 == 0xa0);
         }
         let rest = std::mem::take(&mut model.sent);
@@ -199,7 +204,7 @@ impl Model {
 }
 
 /// All that a node answers.
-fn exchange(model: &Model, piece: usize) -> io::Result<Vec<u8>> {
+fn exchange(model: &DataPlaneModel, piece: usize) -> io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(("127.0.0.1", NODE.port))?;
     stream.set_nodelay(true)?;
     let mut answers = Vec::new();
@@ -221,12 +226,12 @@ fn exchange(model: &Model, piece: usize) -> io::Result<Vec<u8>> {
 
 fuzz_target!(|input: &[u8]| {
     let Some((piece, steps)) = input.split_first() else { return };
-    let model = Model::of(steps);
+    let model = DataPlaneModel::from_input(steps);
     NODE.memory.0.lock().fill(0);
     let answers = exchange(&model, usize::from(*piece) * 4 + 1);
     match answers {
-        Ok(answers) if !model.is_cut => assert_eq!(answers, model.answers),
-        Ok(answers) => assert!(model.answers.starts_with(&answers)),
+        Ok(answers) if !model.is_cut => assert_eq!(answers, model.responses),
+        Ok(answers) => assert!(model.responses.starts_with(&answers)),
         Err(error) => assert!(model.has_ended, "{error}"),
     }
     // The connection's thread has ended before its memory is compared.

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use moongate_discovery::{Engine, answer_sizes, read_load};
+use moongate_discovery::{EngineKind, parse_load, response_sizes};
 
 const MAX_MODELS: usize = 1024;
 const MAX_RANKS: usize = 4096;
@@ -11,12 +11,12 @@ const MAX_RANKS: usize = 4096;
 const MAX_TEXT: usize = 4096;
 
 fuzz_target!(|body: &[u8]| {
-    let sizes = answer_sizes(body);
+    let sizes = response_sizes(body);
     assert!(sizes.models <= MAX_MODELS && sizes.ranks <= MAX_RANKS, "{sizes:?}");
     // Two forms of answers are read.
     assert!(sizes.event_sources <= 2 * MAX_RANKS && sizes.longest <= MAX_TEXT, "{sizes:?}");
-    let _ = read_load(Engine::Sglang, body);
-    if let Ok(load) = read_load(Engine::Vllm, body) {
+    let _ = parse_load(EngineKind::Sglang, body);
+    if let Ok(load) = parse_load(EngineKind::Vllm, body) {
         assert!(load.used_tokens <= load.capacity_tokens, "{load:?}");
     }
 });

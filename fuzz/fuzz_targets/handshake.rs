@@ -10,16 +10,16 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use libfuzzer_sys::fuzz_target;
-use moongate_transfer::handshake::{Kind, encode_message, read_message};
+use moongate_transfer::handshake::{HandshakeKind, encode_message, read_message};
 use tokio::io::{AsyncRead, ReadBuf};
 
 /// A stream of which so many bytes arrive at a time.
-struct Pieces<'a> {
+struct ChunkedReader<'a> {
     rest: &'a [u8],
     piece: usize,
 }
 
-impl AsyncRead for Pieces<'_> {
+impl AsyncRead for ChunkedReader<'_> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
@@ -34,8 +34,8 @@ impl AsyncRead for Pieces<'_> {
 }
 
 /// The message or the kind of error, and the bytes that were taken.
-fn read(bytes: &[u8], piece: usize) -> (Result<(Kind, Vec<u8>), io::ErrorKind>, usize) {
-    let mut stream = Pieces { rest: bytes, piece };
+fn read(bytes: &[u8], piece: usize) -> (Result<(HandshakeKind, Vec<u8>), io::ErrorKind>, usize) {
+    let mut stream = ChunkedReader { rest: bytes, piece };
     let message = {
         let mut future = std::pin::pin!(read_message(&mut stream));
         match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {

@@ -5,13 +5,13 @@
 use std::collections::BTreeSet;
 
 use libfuzzer_sys::fuzz_target;
-use moongate_discovery::ids_in;
+use moongate_discovery::instance_ids;
 use toml::{Table, Value};
 
 const MAX_INSTANCES: usize = 10_000;
 
 fuzz_target!(|text: &str| {
-    let Ok(ids) = ids_in(text) else { return };
+    let Ok(ids) = instance_ids(text) else { return };
     let file: Table = text.parse().expect("what was read is TOML");
     let listed = file.get("instance").and_then(Value::as_array).map_or(0, Vec::len);
     assert_eq!(ids.len(), listed);

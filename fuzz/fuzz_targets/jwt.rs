@@ -22,14 +22,14 @@ const SIGNATURE: &str =
     "sSaorSV1qG_mCpsMtnY19SjLn4RthAItSq7jJ9DNULfjv07RMvgPFDCXT4xt1qLS9zAFtBajdwmMNNRVx-OZDw";
 
 #[derive(Parser)]
-struct Command {
+struct JwtFuzzArgs {
     #[command(flatten)]
     access: AccessOptions,
 }
 
-static RULES: LazyLock<AccessOptions> = LazyLock::new(|| {
+static TOKEN_RULES: LazyLock<AccessOptions> = LazyLock::new(|| {
     let line = ["fuzz", "--jwt-issuer=https://id.example", "--jwt-audience=moongate"];
-    let rules = Command::parse_from(line).access;
+    let rules = JwtFuzzArgs::parse_from(line).access;
     let tenant = tenant_of_token(&KEYS, format!("{SIGNED}.{SIGNATURE}").as_bytes(), &rules);
     assert_eq!(tenant.as_deref(), Some("team-a"), "or nothing would be compared");
     rules
@@ -38,13 +38,13 @@ static KEYS: LazyLock<String> =
     LazyLock::new(|| format!(r#"{{"keys":[{{"kty":"OKP","crv":"Ed25519","x":"{PUBLIC}"}}]}}"#));
 
 fn check_token(token: &[u8]) {
-    let Some(tenant) = tenant_of_token(&KEYS, token, &RULES) else { return };
+    let Some(tenant) = tenant_of_token(&KEYS, token, &TOKEN_RULES) else { return };
     assert_eq!(&*tenant, "team-a");
     assert_eq!(token, format!("{SIGNED}.{SIGNATURE}").as_bytes());
 }
 
 fn check_keys(keys: &str) {
-    let tenant = tenant_of_token(keys, format!("{SIGNED}.{SIGNATURE}").as_bytes(), &RULES);
+    let tenant = tenant_of_token(keys, format!("{SIGNED}.{SIGNATURE}").as_bytes(), &TOKEN_RULES);
     let set: Value = serde_json::from_str(keys).unwrap_or_default();
     let keys = set.get("keys").and_then(Value::as_array);
     let has_public = keys.is_some_and(|keys| keys.iter().any(|key| key["x"] == PUBLIC));

@@ -4,12 +4,12 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mooncake_wire::events::{Batch, Event, mooncake};
+use mooncake_wire::events::{EngineEvent, EngineEventBatch, mooncake};
 
 fuzz_target!(|payload: &[u8]| {
-    if let Ok(batch) = Batch::decode(payload) {
+    if let Ok(batch) = EngineEventBatch::decode(payload) {
         for event in batch.events().flatten() {
-            let Event::Stored(stored) = event else { continue };
+            let EngineEvent::Stored(stored) = event else { continue };
             assert_eq!(stored.hashes.iter().count(), stored.hashes.len());
             assert!(stored.hashes.len() <= payload.len());
             let tokens = stored.tokens.unwrap_or_default();
@@ -18,11 +18,11 @@ fuzz_target!(|payload: &[u8]| {
             assert_eq!(extra_keys.has_any(), extra_keys.iter().flatten().next().is_some());
         }
     }
-    if let Ok(batch) = mooncake::Batch::decode(payload) {
+    if let Ok(batch) = mooncake::StoreEventBatch::decode(payload) {
         let events: Vec<_> = batch.events().flatten().collect();
         let mut encoded = Vec::new();
         mooncake::encode_batch(batch.timestamp_ms, &events, &mut encoded);
-        let again = mooncake::Batch::decode(&encoded).expect("our own batch");
+        let again = mooncake::StoreEventBatch::decode(&encoded).expect("our own batch");
         let again: Vec<_> = again.events().map(|event| event.expect("our own event")).collect();
         assert_eq!(again, events);
     }

@@ -7,8 +7,8 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
-use moongate_memory::ledger::{Identity, Ledger, Opened, RecordOutcome};
-use moongate_memory::{Crc32c, ObjectRecord, ObjectVersion, Pages, catalog, ledger, memfd, reopen};
+use moongate_memory::ledger::{Ledger, OpenedLedger, RecordOutcome, SegmentIdentity};
+use moongate_memory::{Crc32c, ObjectRecord, ObjectVersion, PageMode, catalog, ledger, memfd, reopen};
 
 const SIZE: u64 = 1 << 16;
 /// Bytes of each file that faults are injected into.
@@ -19,9 +19,9 @@ fn intact() -> &'static [Vec<u8>; 2] {
     static FILES: OnceLock<[Vec<u8>; 2]> = OnceLock::new();
     FILES.get_or_init(|| {
         let files = [ledger::bytes_for(SIZE), catalog::bytes_for(SIZE)]
-            .map(|length| memfd("fuzz", length, Pages::Normal).unwrap().0);
-        let Opened::Empty(blank) = Ledger::open(&files[0], SIZE).unwrap() else { unreachable!() };
-        let ledger = blank.start(Identity { segment: [1, 2], ..Identity::default() }).unwrap();
+            .map(|length| memfd("fuzz", length, PageMode::Normal).unwrap().0);
+        let OpenedLedger::Empty(blank) = Ledger::open(&files[0], SIZE).unwrap() else { unreachable!() };
+        let ledger = blank.start(SegmentIdentity { segment: [1, 2], ..SegmentIdentity::default() }).unwrap();
         ledger.open_catalog(&files[1]).unwrap();
         for number in 0..12_u64 {
             let (offset, size) = (number * 4096, 100 + number);
@@ -52,11 +52,11 @@ fuzz_target!(|faults: &[u8]| {
         bytes[usize::from(*file) % 2][at] ^= value;
     }
     let files = [ledger::bytes_for(SIZE), catalog::bytes_for(SIZE)]
-        .map(|length| memfd("fuzz", length, Pages::Normal).unwrap().0);
+        .map(|length| memfd("fuzz", length, PageMode::Normal).unwrap().0);
     for (file, bytes) in files.iter().zip(&bytes) {
         reopen(file).unwrap().write_all_at(bytes, 0).unwrap();
     }
-    let Opened::Kept(ledger) = Ledger::open(&files[0], SIZE).unwrap() else { return };
+    let OpenedLedger::Existing(ledger) = Ledger::open(&files[0], SIZE).unwrap() else { return };
     ledger.open_catalog(&files[1]).unwrap();
     for record in ledger.objects(0, usize::MAX) {
         assert!(ledger.covers(record.offset, record.size), "{record:?}");

@@ -12,10 +12,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
-use memory_disk::{Files, MemoryDisk};
-use moongate_kvcore::Settings;
-use moongate_master::durable::Durable;
-use moongate_oplog::{Folder, Options};
+use memory_disk::{FileContents, MemoryDisk};
+use moongate_kvcore::MasterCoreOptions;
+use moongate_master::durable::DurableJournal;
+use moongate_oplog::{LogDirectory, OplogOptions};
 
 const FOLDER: &str = "/data";
 
@@ -39,8 +39,8 @@ fn frame(number: u64, record: &[u8]) -> Vec<u8> {
     [&length[..], &sum.to_le_bytes(), &number.to_le_bytes(), record].concat()
 }
 
-fn files(flags: u8, mut steps: &[u8]) -> Files {
-    let mut files = Files::new();
+fn files(flags: u8, mut steps: &[u8]) -> FileContents {
+    let mut files = FileContents::new();
     let (mut next, flushed) = (1_u64, flags & 1 == 1);
     let log = |first: u64| Path::new(FOLDER).join(format!("log-{first:020}.log"));
     let mut newest = log(next);
@@ -86,11 +86,11 @@ fuzz_target!(|input: &[u8]| {
     let Some((flags, steps)) = input.split_first() else { return };
     let disk = MemoryDisk::with(files(*flags, steps));
     let boot_id = if flags & 2 == 0 { "boot" } else { "other" }.to_owned();
-    let settings = Settings { shards: 2, ..Settings::default() };
+    let settings = MasterCoreOptions { shards: 2, ..MasterCoreOptions::default() };
     let open = || {
-        let folder = Arc::new(Folder::take_on(Arc::new(disk.clone()), Path::new(FOLDER)).unwrap());
-        let options = Options { boot_id: boot_id.clone(), ..Options::default() };
-        Durable::open_in(folder, options, &settings, 1000)
+        let folder = Arc::new(LogDirectory::lock_on(Arc::new(disk.clone()), Path::new(FOLDER)).unwrap());
+        let options = OplogOptions { boot_id: boot_id.clone(), ..OplogOptions::default() };
+        DurableJournal::open_in(folder, options, &settings, 1000)
     };
     let (durable, ..) = open().unwrap();
     durable.log().close().unwrap();

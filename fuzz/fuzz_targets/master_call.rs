@@ -8,21 +8,23 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use libfuzzer_sys::fuzz_target;
-use mooncake_wire::frame::{self, Parsed, RequestHeader, ResponseHeader};
-use moongate_kvcore::Settings;
-use moongate_master::call::{Caller, Rest};
+use mooncake_wire::frame::{self, FrameParseResult, RequestHeader, ResponseHeader};
+use moongate_kvcore::MasterCoreOptions;
+use moongate_master::call::{CallerSession, RemainingInput};
 use moongate_master::journal::MemoryJournal;
-use moongate_master::{Server, ServerOptions};
+use moongate_master::{MasterServer, MasterServerOptions};
 
 fn requests(mut bytes: BytesMut) -> usize {
     (0..)
-        .take_while(|_| matches!(frame::take::<RequestHeader>(&mut bytes, 1 << 28), Ok(Parsed::Frame(_))))
+        .take_while(|_| {
+            matches!(frame::take::<RequestHeader>(&mut bytes, 1 << 28), Ok(FrameParseResult::Frame(_)))
+        })
         .count()
 }
 
 fn responses(mut bytes: BytesMut) -> usize {
     let whole = |bytes: &mut BytesMut| {
-        matches!(frame::take::<ResponseHeader>(bytes, usize::MAX), Ok(Parsed::Frame(_)))
+        matches!(frame::take::<ResponseHeader>(bytes, usize::MAX), Ok(FrameParseResult::Frame(_)))
     };
     let count = (0..).take_while(|_| whole(&mut bytes)).count();
     assert!(bytes.is_empty(), "something else than responses");
@@ -30,16 +32,16 @@ fn responses(mut bytes: BytesMut) -> usize {
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    let core = Settings { shards: 2, ..Settings::default() };
-    let options = ServerOptions { core, ..ServerOptions::default() };
-    let server = Arc::new(Server::new(options, Arc::new(MemoryJournal::new(1 << 16))));
-    let mut caller = Caller::new(Arc::clone(&server), IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+    let core = MasterCoreOptions { shards: 2, ..MasterCoreOptions::default() };
+    let options = MasterServerOptions { core, ..MasterServerOptions::default() };
+    let server = Arc::new(MasterServer::new(options, Arc::new(MemoryJournal::new(1 << 16))));
+    let mut caller = CallerSession::new(Arc::clone(&server), IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
     let mut output = BytesMut::new();
     let progress = caller.run(bytes, &mut output);
-    assert_eq!(responses(output), requests(BytesMut::from(&bytes[..progress.used])));
-    match progress.rest {
-        Rest::Incomplete(missing) => assert!(missing > 0),
-        Rest::More | Rest::Broken(_) => assert!(progress.used <= bytes.len()),
+    assert_eq!(responses(output), requests(BytesMut::from(&bytes[..progress.consumed])));
+    match progress.remaining {
+        RemainingInput::Incomplete(missing) => assert!(missing > 0),
+        RemainingInput::More | RemainingInput::Malformed(_) => assert!(progress.consumed <= bytes.len()),
     }
     caller.commit().expect("memory can always be written");
     server.tick(&mut server.recorder());

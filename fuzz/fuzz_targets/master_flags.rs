@@ -8,16 +8,16 @@ use std::ffi::OsString;
 
 use libfuzzer_sys::fuzz_target;
 use moongate_fuzz::file_of;
-use moongate_master::flags::{Asked, read};
+use moongate_master::flags::{MasterInvocation, read};
 
 /// What the command line says, without the seed that is chosen by chance.
-fn shown(asked: Asked) -> String {
+fn shown(asked: MasterInvocation) -> String {
     match asked {
-        Asked::Serve(mut options) => {
+        MasterInvocation::Serve(mut options) => {
             options.server.core.seed = 0;
             format!("{options:?}")
         }
-        Asked::Show(text) => text,
+        MasterInvocation::PrintText(text) => text,
     }
 }
 

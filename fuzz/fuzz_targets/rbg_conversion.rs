@@ -7,7 +7,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rbg_api::conversion::{PREFIX, Version, convert};
+use rbg_api::conversion::{ApiVersion, PREFIX, convert};
 use rbg_api::{v1alpha1, v1alpha2};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -103,8 +103,8 @@ fn check_typed<T: Serialize + DeserializeOwned>(object: &Value) {
 fuzz_target!(|input: &[u8]| {
     let Some((first, rest)) = input.split_first() else { return };
     let [from, to] = match first & 1 {
-        0 => [Version::V1alpha1, Version::V1alpha2],
-        _ => [Version::V1alpha2, Version::V1alpha1],
+        0 => [ApiVersion::V1alpha1, ApiVersion::V1alpha2],
+        _ => [ApiVersion::V1alpha2, ApiVersion::V1alpha1],
     };
     let kind = if first & 2 == 0 { "RoleBasedGroup" } else { "RoleBasedGroupSet" };
     let mut object = match serde_json::from_slice(rest) {

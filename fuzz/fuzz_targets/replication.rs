@@ -5,9 +5,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use moongate_kvcore::Settings;
-use moongate_master::ha::follower::Follower;
-use moongate_master::ha::{Replica, frame};
+use moongate_kvcore::MasterCoreOptions;
+use moongate_master::ha::follower::ReplicationFollower;
+use moongate_master::ha::{StandbyReplica, frame};
 
 const TERM: i64 = 7;
 
@@ -15,8 +15,8 @@ fuzz_target!(|bytes: &[u8]| {
     if let Some(head) = bytes.first_chunk() {
         let _ = frame::header(*head);
     }
-    let mut replica = Replica::new(Settings { shards: 2, ..Settings::default() });
-    let mut follower = Follower::new(TERM, None);
+    let mut replica = StandbyReplica::new(MasterCoreOptions { shards: 2, ..MasterCoreOptions::default() });
+    let mut follower = ReplicationFollower::new(TERM, None);
     let (mut rest, mut acknowledged) = (bytes, 0);
     while let Some((length, after)) = rest.split_first_chunk() {
         let Some((body, after)) = after.split_at_checked(u16::from_le_bytes(*length).into()) else { return };
@@ -29,7 +29,7 @@ fuzz_target!(|bytes: &[u8]| {
             (length, frame::read(&again[frame::HEADER..], sum).as_ref()),
             (again.len() - frame::HEADER, Ok(&frame))
         );
-        match follower.take(frame, &mut replica) {
+        match follower.handle_frame(frame, &mut replica) {
             Ok(Some(number)) => {
                 assert!(number >= acknowledged);
                 acknowledged = number;

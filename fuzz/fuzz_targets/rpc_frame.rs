@@ -5,23 +5,23 @@
 
 use bytes::BytesMut;
 use libfuzzer_sys::fuzz_target;
-use mooncake_wire::frame::{self, Fault, Header, Parsed, RequestHeader, ResponseHeader};
+use mooncake_wire::frame::{self, FrameHeader, FrameParseResult, RequestHeader, ResponseHeader, RpcFault};
 
 const LIMIT: usize = 1 << 16;
 
-fn check<H: Header + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
+fn check<H: FrameHeader + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
     let mut buffer = BytesMut::from(bytes);
     match (frame::parse::<H>(bytes, LIMIT), frame::take::<H>(&mut buffer, LIMIT)) {
-        (Ok(Parsed::Frame(whole)), Ok(Parsed::Frame(taken))) => {
+        (Ok(FrameParseResult::Frame(whole)), Ok(FrameParseResult::Frame(taken))) => {
             assert_eq!(
                 (whole.header, whole.body, whole.attachment),
                 (taken.header, &taken.body[..], &taken.attachment[..])
             );
             assert_eq!(whole.size() + buffer.len(), bytes.len());
             let less = &bytes[..whole.size() - 1];
-            assert!(matches!(frame::parse::<H>(less, LIMIT), Ok(Parsed::Incomplete(1..))));
+            assert!(matches!(frame::parse::<H>(less, LIMIT), Ok(FrameParseResult::Incomplete(1..))));
         }
-        (Ok(Parsed::Incomplete(missing)), Ok(Parsed::Incomplete(same))) => {
+        (Ok(FrameParseResult::Incomplete(missing)), Ok(FrameParseResult::Incomplete(same))) => {
             assert_eq!((missing, missing > 0), (same, true))
         }
         (Err(error), Err(same)) => assert_eq!(error, same),
@@ -32,7 +32,7 @@ fn check<H: Header + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
 fuzz_target!(|bytes: &[u8]| {
     check::<RequestHeader>(bytes);
     check::<ResponseHeader>(bytes);
-    if let Ok(Parsed::Frame(frame)) = frame::parse::<ResponseHeader>(bytes, LIMIT) {
-        let _ = Fault::parse(frame.header.error, frame.body);
+    if let Ok(FrameParseResult::Frame(frame)) = frame::parse::<ResponseHeader>(bytes, LIMIT) {
+        let _ = RpcFault::parse(frame.header.error, frame.body);
     }
 });

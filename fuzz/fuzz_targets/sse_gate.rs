@@ -5,14 +5,14 @@
 
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
-use moongate_gateway::{SseFault, SseGate};
+use moongate_gateway::{SseError, SseFramer};
 use serde_json::{Map, Value};
 
 /// The bytes that are passed on, and how the stream ends: with its last two payloads or a fault.
-type Relayed = (Vec<u8>, Result<[Bytes; 2], SseFault>);
+type SseRelayResult = (Vec<u8>, Result<[Bytes; 2], SseError>);
 
-fn relay(stream: &[u8], piece: usize, expects_done: bool) -> Relayed {
-    let mut gate = SseGate::default();
+fn relay(stream: &[u8], piece: usize, expects_done: bool) -> SseRelayResult {
+    let mut gate = SseFramer::default();
     let mut out = Vec::new();
     for piece in stream.chunks(piece) {
         match gate.push(Bytes::copy_from_slice(piece)) {
@@ -24,7 +24,7 @@ fn relay(stream: &[u8], piece: usize, expects_done: bool) -> Relayed {
         Ok(rest) => out.extend_from_slice(&rest),
         Err(fault) => return (out, Err(fault)),
     }
-    (out, Ok([gate.payload_before_last().clone(), gate.last_payload().clone()]))
+    (out, Ok([gate.previous_payload().clone(), gate.last_payload().clone()]))
 }
 
 fn reports_error(payload: &[u8]) -> bool {

@@ -13,19 +13,19 @@ use std::time::Duration;
 use clap::Parser as _;
 use libfuzzer_sys::fuzz_target;
 use moongate_master::RunningMaster;
-use moongate_master::flags::{Asked, read};
+use moongate_master::flags::{MasterInvocation, read};
 use moongate_runtime::{Supervisor, task_panics};
-use moongate_store::{Config, Flags, RunningStore};
+use moongate_store::{NodeArgs, NodeConfig, RunningNode};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-struct Node {
+struct StoreRestNode {
     http: SocketAddr,
-    _running: (RunningMaster, RunningStore, Supervisor, Runtime),
+    _running: (RunningMaster, RunningNode, Supervisor, Runtime),
 }
 
-async fn start(supervisor: &Supervisor) -> (RunningMaster, RunningStore) {
-    let Ok(Asked::Serve(mut options)) = read([], |_| None) else {
+async fn start(supervisor: &Supervisor) -> (RunningMaster, RunningNode) {
+    let Ok(MasterInvocation::Serve(mut options)) = read([], |_| None) else {
         panic!("a master has no flag that it needs")
     };
     (options.rpc, options.metrics) = (([127, 0, 0, 1], 0).into(), ([127, 0, 0, 1], 0).into());
@@ -38,26 +38,26 @@ async fn start(supervisor: &Supervisor) -> (RunningMaster, RunningStore) {
         "MOONCAKE_GLOBAL_SEGMENT_SIZE" => Some("16mb".to_owned()),
         _ => None,
     };
-    let flags = Flags::parse_from(["moongate store", "--port=0"]);
-    let config = Config::read(None, &[], variable).expect("all is set that must be");
+    let flags = NodeArgs::parse_from(["moongate store", "--port=0"]);
+    let config = NodeConfig::read(None, &[], variable).expect("all is set that must be");
     (master, moongate_store::start(flags, config, supervisor).await.expect("ports are free"))
 }
 
-static NODE: LazyLock<Node> = LazyLock::new(|| {
+static NODE: LazyLock<StoreRestNode> = LazyLock::new(|| {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let supervisor = Supervisor::new();
     let (master, store) = runtime.block_on(start(&supervisor));
-    Node { http: store.http(), _running: (master, store, supervisor, runtime) }
+    StoreRestNode { http: store.http(), _running: (master, store, supervisor, runtime) }
 });
 
-struct Answer {
+struct StoreRestResponse {
     status: u16,
     is_json: bool,
     body: Vec<u8>,
 }
 
 /// A request and its answer. Nothing if the request is none.
-fn call(method: &str, path: &str, body: &[u8]) -> io::Result<Answer> {
+fn call(method: &str, path: &str, body: &[u8]) -> io::Result<StoreRestResponse> {
     let mut stream = TcpStream::connect(NODE.http)?;
     stream.set_read_timeout(Some(Duration::from_secs(20)))?;
     let head = format!(
@@ -77,7 +77,7 @@ fn call(method: &str, path: &str, body: &[u8]) -> io::Result<Answer> {
     }
     let mut body = Vec::new();
     answer.read_to_end(&mut body)?;
-    Ok(Answer { status, is_json, body })
+    Ok(StoreRestResponse { status, is_json, body })
 }
 
 fn members(body: &[u8]) -> Value {
@@ -90,7 +90,7 @@ fn object_path(action: &str, body: &Value) -> Option<String> {
 }
 
 /// Puts an object. If there was none of its key, it is read as it was put.
-fn put(body: &[u8]) -> Answer {
+fn put(body: &[u8]) -> StoreRestResponse {
     let object = members(body);
     let exist = object_path("exist", &object).and_then(|path| call("GET", &path, b"").ok());
     let is_new = exist.is_some_and(|answer| members(&answer.body)["exists"] == false);

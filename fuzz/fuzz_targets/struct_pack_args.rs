@@ -8,12 +8,12 @@
 use bytes::BytesMut;
 use libfuzzer_sys::fuzz_target;
 use mooncake_wire::Dialect;
-use mooncake_wire::frame::{self, Parsed, RequestHeader};
-use mooncake_wire::rpc::{Method, Request};
+use mooncake_wire::frame::{self, FrameParseResult, RequestHeader};
+use mooncake_wire::rpc::{Request, RpcMethod};
 
 fuzz_target!(|bytes: &[u8]| {
     let [method, dialect, value @ ..] = bytes else { return };
-    let method = Method::ALL[usize::from(*method) % Method::ALL.len()];
+    let method = RpcMethod::ALL[usize::from(*method) % RpcMethod::ALL.len()];
     let metadata = u32::from(*dialect >> 7);
     let dialect = Dialect::ALL[usize::from(*dialect & 127) % Dialect::ALL.len()];
     let mut body = (method.arguments_signature(dialect).hash() | metadata).to_le_bytes().to_vec();
@@ -22,7 +22,7 @@ fuzz_target!(|bytes: &[u8]| {
     assert!(method.request_dialects(&body).contains(dialect));
     let mut out = BytesMut::new();
     request.encode(0, dialect, &mut out).expect("what was read can be written");
-    let Ok(Parsed::Frame(frame)) = frame::parse::<RequestHeader>(&out, usize::MAX) else {
+    let Ok(FrameParseResult::Frame(frame)) = frame::parse::<RequestHeader>(&out, usize::MAX) else {
         panic!("not a frame")
     };
     assert_eq!(Request::decode(method, dialect, frame.body), Ok(request));

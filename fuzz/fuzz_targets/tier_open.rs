@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use moongate_tier::{Options, Tier};
+use moongate_tier::{FileTier, TierOptions};
 
 const BLOCK: u32 = 4096;
 const BLOCKS: u64 = 12;
@@ -26,21 +26,21 @@ const RESEALED: u8 = 1;
 const CUT: u8 = 2;
 const RING: u8 = 4;
 
-struct Intact {
+struct IntactTierFile {
     file: Vec<u8>,
     objects: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
-fn options(io_uring: bool) -> Options {
+fn options(io_uring: bool) -> TierOptions {
     let path = PathBuf::from(format!("/dev/shm/moongate-fuzz-tier-{}", std::process::id()));
     let capacity = (PAGE + DATA) as u64 + BLOCKS * u64::from(BLOCK + 4096);
-    Options { block: BLOCK, io_uring, ..Options::new(path, capacity) }
+    TierOptions { block: BLOCK, io_uring, ..TierOptions::new(path, capacity) }
 }
 
-static INTACT: LazyLock<Intact> = LazyLock::new(|| {
+static INTACT_FILE: LazyLock<IntactTierFile> = LazyLock::new(|| {
     let options = options(false);
     let _ = fs::remove_file(&options.path);
-    let tier = Tier::open(&options).expect("a new tier");
+    let tier = FileTier::open(&options).expect("a new tier");
     let mut objects = BTreeMap::new();
     for number in 0..6_u8 {
         let object = vec![number + 1; 1 + usize::from(number) * 1500];
@@ -49,11 +49,11 @@ static INTACT: LazyLock<Intact> = LazyLock::new(|| {
         objects.insert(key, object);
     }
     tier.close().expect("memory can be written");
-    Intact { file: fs::read(&options.path).expect("it was written"), objects }
+    IntactTierFile { file: fs::read(&options.path).expect("it was written"), objects }
 });
 
 fn damaged(flags: u8, cut: u8, faults: &[u8]) -> Vec<u8> {
-    let mut file = INTACT.file.clone();
+    let mut file = INTACT_FILE.file.clone();
     let used = PAGES + BLOCKS as usize * BLOCK as usize;
     for [high, middle, low, value] in faults.as_chunks::<4>().0 {
         let at = u32::from_le_bytes([*low, *middle, *high, 0]) as usize % used;
@@ -75,18 +75,18 @@ fuzz_target!(|input: &[u8]| {
     let [flags, cut, faults @ ..] = input else { return };
     let options = options(flags & RING != 0);
     fs::write(&options.path, damaged(*flags, *cut, faults)).expect("memory can be written");
-    let tier = Tier::open(&options).expect("a damaged file opens");
+    let tier = FileTier::open(&options).expect("a damaged file opens");
     for key in tier.keys() {
         let got = tier.get(&key);
         if let Ok(Some(got)) = got {
             assert!(got.len() as u64 <= tier.longest());
-            assert!(flags & RESEALED != 0 || INTACT.objects.get(&*key) == Some(&got), "{key:?}");
+            assert!(flags & RESEALED != 0 || INTACT_FILE.objects.get(&*key) == Some(&got), "{key:?}");
         }
     }
     tier.put(b"new", b"object").expect("there is always room for one more");
     assert_eq!(tier.get(b"new").expect("it was just written").as_deref(), Some(&b"object"[..]));
     tier.close().expect("memory can be written");
-    let again = Tier::open(&options).expect("what was repaired opens");
-    assert_eq!((again.kept(), again.counts().damaged), (true, 0));
+    let again = FileTier::open(&options).expect("what was repaired opens");
+    assert_eq!((again.is_restored(), again.counts().damaged), (true, 0));
     assert_eq!(again.get(b"new").expect("it is there still").as_deref(), Some(&b"object"[..]));
 });

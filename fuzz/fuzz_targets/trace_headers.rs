@@ -7,12 +7,12 @@
 use clap::Parser;
 use http::header::{HeaderMap, HeaderValue};
 use libfuzzer_sys::fuzz_target;
-use moongate_telemetry::{TelemetryOptions, caller, inject};
+use moongate_telemetry::{TelemetryArgs, caller, inject};
 
 #[derive(Parser)]
-struct Command {
+struct TraceHeadersFuzzArgs {
     #[command(flatten)]
-    telemetry: TelemetryOptions,
+    telemetry: TelemetryArgs,
 }
 
 fn check_context(parent: &[u8], state: &[u8]) {
@@ -32,9 +32,9 @@ fn check_context(parent: &[u8], state: &[u8]) {
     assert_eq!((again.is_sampled(), again.trace_state()), (context.is_sampled(), context.trace_state()));
 }
 
-fn check_list(list: &str) {
+fn check_export_headers(list: &str) {
     let argument = format!("--otlp-headers={list}");
-    let Ok(command) = Command::try_parse_from(["fuzz", argument.as_str()]) else { return };
+    let Ok(command) = TraceHeadersFuzzArgs::try_parse_from(["fuzz", argument.as_str()]) else { return };
     let headers = command.telemetry.otlp_headers.unwrap_or_default();
     let pairs = list.split(',').filter(|pair| !pair.trim().is_empty()).count();
     assert_eq!(headers.len(), pairs);
@@ -46,6 +46,6 @@ fuzz_target!(|input: &[u8]| {
     let mut line = || lines.next().unwrap_or_default();
     check_context(line(), line());
     if let Ok(list) = std::str::from_utf8(line()) {
-        check_list(list);
+        check_export_headers(list);
     }
 });

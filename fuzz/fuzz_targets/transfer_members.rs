@@ -10,20 +10,21 @@ use serde_json::{Map, Value};
 
 /// Where a value is in the body.
 #[derive(Clone, Copy, PartialEq)]
-enum Scope {
+enum JsonMemberScope {
     Top,
     Parameters,
     UserData,
 }
 
-fn expected(value: Value, scope: Scope) -> Value {
+fn expected(value: Value, scope: JsonMemberScope) -> Value {
     match value {
         Value::Array(items) => items.into_iter().map(|item| expected(item, scope)).collect(),
-        Value::Object(members) if scope != Scope::UserData => {
+        Value::Object(members) if scope != JsonMemberScope::UserData => {
             let stays = members.into_iter().filter(|(key, _)| !is_transfer_member(key));
             let members = stays.map(|(key, value)| {
-                let is_user_data = scope == Scope::Top && is_user_data(&key);
-                let inner = if is_user_data { Scope::UserData } else { Scope::Parameters };
+                let is_user_data = scope == JsonMemberScope::Top && is_user_data(&key);
+                let inner =
+                    if is_user_data { JsonMemberScope::UserData } else { JsonMemberScope::Parameters };
                 (key, expected(value, inner))
             });
             Value::Object(members.collect::<Map<_, _>>())
@@ -36,7 +37,7 @@ fuzz_target!(|body: &[u8]| {
     let stripped = without_transfer_members(Bytes::copy_from_slice(body));
     if let Ok(value) = serde_json::from_slice::<Value>(body) {
         let stripped = stripped.as_ref().expect("what is JSON can be searched");
-        assert_eq!(serde_json::from_slice::<Value>(stripped).unwrap(), expected(value, Scope::Top));
+        assert_eq!(serde_json::from_slice::<Value>(stripped).unwrap(), expected(value, JsonMemberScope::Top));
     }
     if let Ok(stripped) = stripped {
         assert!(stripped.len() <= body.len());

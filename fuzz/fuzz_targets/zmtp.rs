@@ -4,12 +4,12 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use moongate_zmtp::codec::{Decoder, Greeting, Item, Limits, ProtocolError};
+use moongate_zmtp::codec::{DecodedItem, ZmtpDecoder, ZmtpGreeting, ZmtpLimits, ZmtpProtocolError};
 
-const LIMITS: Limits = Limits { message_bytes: 4096, parts: 8, command_bytes: 512 };
+const LIMITS: ZmtpLimits = ZmtpLimits { message_bytes: 4096, parts: 8, command_bytes: 512 };
 
-fn decode(stream: &[u8], piece: usize) -> (Vec<Item>, Option<ProtocolError>) {
-    let mut decoder = Decoder::new(LIMITS);
+fn decode(stream: &[u8], piece: usize) -> (Vec<DecodedItem>, Option<ZmtpProtocolError>) {
+    let mut decoder = ZmtpDecoder::new(LIMITS);
     let mut items = Vec::new();
     for piece in stream.chunks(piece) {
         decoder.buffer().extend_from_slice(piece);
@@ -28,7 +28,7 @@ fn decode(stream: &[u8], piece: usize) -> (Vec<Item>, Option<ProtocolError>) {
 // The first byte says how long pieces are, and whether a good greeting goes first.
 fuzz_target!(|input: &[u8]| {
     let Some((&first, bytes)) = input.split_first() else { return };
-    let greeting = if first & 1 == 1 { &Greeting::encode()[..] } else { &[] };
+    let greeting = if first & 1 == 1 { &ZmtpGreeting::encode()[..] } else { &[] };
     let stream = [greeting, bytes].concat();
     let whole = decode(&stream, stream.len().max(1));
     assert_eq!(decode(&stream, usize::from(first / 2).max(1)), whole);

@@ -5,36 +5,39 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use moongate_discovery::{DiscoveryError, TopologyReader};
-use moongate_kvstore::admin::{Admin, AdminError, Options as AdminOptions};
+use moongate_kvstore::admin::{AdminClient, AdminClientOptions as AdminOptions, AdminError};
 use moongate_runtime::{
-    BindError, ConnectionRefusal, DescriptorShares, Serving, Socket, Supervisor, TlsError, open_file_limit,
+    BindError, ConnectionRejection, DescriptorShares, ListenerHandle, ListenerSocket, Supervisor,
+    TlsConfigError, open_file_limit,
 };
 use moongate_scheduler::Scheduler;
-use moongate_telemetry::Traces;
+use moongate_telemetry::Tracer;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{DEFAULT_CONNECTIONS, GatewayOptions, ModelFolderError, check_model_folders};
-use crate::dispatch::{Aborter, Clock, Desk, Dispatcher, RedispatchBudget};
-use crate::error::{ApiError, Code};
-use crate::feedback::{Decisions, Metrics};
-use crate::fleet::{Endpoint, FleetReader, check_health, follow, poll_loads, probe_suspects};
-use crate::guard::{GuardError, Guards};
-use crate::ingress::{BodyReader, FleetState, Gateway, admin_router, public_router};
+use crate::dispatch::{AbortSender, AdmissionQueue, RedispatchBudget, RequestDispatcher, SchedulerClock};
+use crate::error::{ApiError, ApiErrorCode};
+use crate::feedback::{DecisionHistory, GatewayMetrics};
+use crate::fleet::{FleetReader, UpstreamEndpoint, check_health, poll_loads, probe_suspects, watch_topology};
+use crate::ingress::{BodyReader, FleetStatusCache, GatewayContext, admin_router, public_router};
+use crate::listener_security::{ListenerSecurity, ListenerSecurityError};
 use crate::memory::MemoryBudget;
-use crate::predict::{EngineTokenizer, Feeds, KvIndex, Models, Predictor, StoreView, follow_feeds};
+use crate::predict::{
+    CacheHitPredictor, EngineTokenizer, FeedStarter, KvIndex, ModelTokenizers, StoreView, run_feeds,
+};
 
 /// Time for streams to take in their final error event before their connections are cut.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+const CONNECTION_SHUTDOWN_GRACE: Duration = Duration::from_millis(500);
 
 /// Why the gateway did not start.
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
+pub enum GatewayStartError {
     /// An address cannot be listened on.
     #[error(transparent)]
     Bind(#[from] BindError),
     /// A listener cannot be guarded as wanted.
     #[error(transparent)]
-    Guard(#[from] GuardError),
+    Guard(#[from] ListenerSecurityError),
     /// The engines cannot be found out.
     #[error("discovery: {0}")]
     Discovery(#[from] DiscoveryError),
@@ -46,7 +49,7 @@ pub enum StartError {
     Store(#[from] AdminError),
     /// TLS with the programs of the store cannot be had.
     #[error(transparent)]
-    StoreTls(#[from] TlsError),
+    StoreTls(#[from] TlsConfigError),
     /// An address is unknown after binding.
     #[error("listener: {0}")]
     Listener(#[from] std::io::Error),
@@ -55,7 +58,7 @@ pub enum StartError {
     Model(#[from] ModelFolderError),
 }
 
-impl StartError {
+impl GatewayStartError {
     /// Whether a setting, or a file that it names, is wrong: the same start fails again until it is corrected.
     #[must_use]
     pub fn is_invalid_setting(&self) -> bool {
@@ -76,9 +79,9 @@ pub struct RunningGateway {
     pub admin_address: SocketAddr,
     /// The engines, as discovered.
     pub topology: TopologyReader,
-    state: Arc<Gateway>,
-    public: Serving,
-    admin: Serving,
+    state: Arc<GatewayContext>,
+    public: ListenerHandle,
+    admin: ListenerHandle,
     supervisor: Supervisor,
     public_drain: CancellationToken,
     admin_drain: CancellationToken,
@@ -89,13 +92,13 @@ pub struct RunningGateway {
 /// Starts a gateway with tasks of its own under `supervisor`.
 ///
 /// # Errors
-/// [`StartError`] if an address is taken, or a topology source cannot be read.
+/// [`GatewayStartError`] if an address is taken, or a topology source cannot be read.
 pub async fn start(
     options: &GatewayOptions,
-    traces: Traces,
+    traces: Tracer,
     supervisor: &Supervisor,
-) -> Result<RunningGateway, StartError> {
-    let guards = Guards::load(options)?;
+) -> Result<RunningGateway, GatewayStartError> {
+    let guards = ListenerSecurity::load(options)?;
     check_model_folders(options)?;
     let listener = moongate_runtime::bind(options.listen)?;
     let admin_listener = moongate_runtime::bind(options.admin_listen)?;
@@ -104,8 +107,8 @@ pub async fn start(
     for exposure in guards.exposures(options, [address, admin_address]) {
         exposure.log();
     }
-    let trust = guards.trust.clone();
-    let (gate, tls, admin_tls) = guards.keep_current(supervisor);
+    let trust = guards.engine_trust.clone();
+    let (gate, tls, admin_tls) = guards.start_reloading(supervisor);
     let discovery = options.engines.discovery_options(&trust);
     let registry = discovery.registry.clone();
     let topology = moongate_discovery::start(discovery, supervisor).await?;
@@ -124,10 +127,10 @@ pub async fn start(
     let suspected = limits.silence.suspected.clone();
     let (of, engines, pages, stop) = (fleet.clone(), topology.clone(), index.clone(), supervisor.token());
     supervisor.spawn_restarted("follow topology", move || {
-        follow(of.clone(), engines.clone(), limits.clone(), pages.clone(), stop.clone())
+        watch_topology(of.clone(), engines.clone(), limits.clone(), pages.clone(), stop.clone())
     });
     if let Some(health) = options.upstream.health_limits() {
-        let client = trust.http().pool_max_idle_per_host(0).build()?;
+        let client = trust.http_client().pool_max_idle_per_host(0).build()?;
         let (of, requests, until, stop) = (fleet.clone(), client.clone(), health.clone(), supervisor.token());
         supervisor.spawn_restarted("health checks of suspect engines", move || {
             probe_suspects(of.clone(), requests.clone(), until.clone(), suspected.clone(), stop.clone())
@@ -138,15 +141,15 @@ pub async fn start(
         });
     }
 
-    let metrics = Arc::new(Metrics::new().with_aliases(options.metric_aliases));
-    let models = Arc::new(Models::new(options.model.clone(), memory.conversations));
+    let metrics = Arc::new(GatewayMetrics::new().with_aliases(options.metric_aliases));
+    let models = Arc::new(ModelTokenizers::new(options.model.clone(), memory.conversations));
     let store = match &options.mooncake_admin {
         Some(address) => {
             let tls = options.store_tls.load()?;
             if let Some(tls) = &tls {
-                tls.keep_current(supervisor);
+                tls.reload_on_change(supervisor);
             }
-            let admin = Admin::authenticated(address, AdminOptions::default(), tls.as_ref())?;
+            let admin = AdminClient::authenticated(address, AdminOptions::default(), tls.as_ref())?;
             Some(StoreView::new(admin, index.clone(), metrics.store.clone()))
         }
         None => None,
@@ -157,7 +160,7 @@ pub async fn start(
         let events = options.mooncake_events.is_some();
         let (view, of, stop) = (store.clone(), fleet.clone(), supervisor.token());
         supervisor.spawn_restarted("read the store's keys", move || {
-            view.clone().keep_read(of.clone(), events, stop.clone())
+            view.clone().run_scanner(of.clone(), events, stop.clone())
         });
         if let Some(endpoint) = options.mooncake_events.clone() {
             let (view, of, stop) = (store.clone(), fleet.clone(), supervisor.token());
@@ -166,22 +169,25 @@ pub async fn start(
             });
         }
     }
-    let feeds =
-        Feeds { models: models.clone(), metrics: metrics.feeds.clone(), supervisor: supervisor.clone() };
-    supervisor.spawn_essential("feed the index", follow_feeds(feeds, fleet.clone(), supervisor.token()));
+    let feeds = FeedStarter {
+        models: models.clone(),
+        metrics: metrics.feeds.clone(),
+        supervisor: supervisor.clone(),
+    };
+    supervisor.spawn_essential("feed the index", run_feeds(feeds, fleet.clone(), supervisor.token()));
     let (pages, stop) = (index.clone(), supervisor.token());
-    supervisor.spawn_restarted("sweep the index", move || pages.clone().keep_swept(stop.clone()));
+    supervisor.spawn_restarted("sweep the index", move || pages.clone().run_sweeper(stop.clone()));
     let settings = options.scheduler_settings();
     let scheduler = Scheduler::new(options.policy.build(&settings), settings);
-    let decisions = Arc::new(Decisions::new(options.kept_decisions));
-    let clock = Clock::start(options.time_scale);
+    let decisions = Arc::new(DecisionHistory::new(options.kept_decisions));
+    let clock = SchedulerClock::start(options.time_scale);
     let room = options.held_requests;
-    let desk = Desk::new(scheduler, clock, room, decisions.clone(), fleet.clone(), metrics.clone());
-    supervisor.spawn_essential("attend to held requests", desk.clone().attend(supervisor.token()));
+    let desk = AdmissionQueue::new(scheduler, clock, room, decisions.clone(), fleet.clone(), metrics.clone());
+    supervisor.spawn_essential("attend to held requests", desk.clone().run(supervisor.token()));
     if !options.upstream.load_interval.is_zero() {
-        let client = trust.http().build()?;
+        let client = trust.http_client().build()?;
         let told = desk.clone();
-        let reported = move |endpoint: &Arc<Endpoint>, load| told.reported(endpoint, load);
+        let reported = move |endpoint: &Arc<UpstreamEndpoint>, load| told.record_load(endpoint, load);
         let (of, every, stop) = (fleet.clone(), options.upstream.load_interval, supervisor.token());
         supervisor.spawn_restarted("poll engines' load", move || {
             poll_loads(of.clone(), client.clone(), every, reported.clone(), stop.clone())
@@ -196,49 +202,49 @@ pub async fn start(
     let body_memory = MemoryBudget::new("--body-memory", memory.bodies);
     let prompt_memory = MemoryBudget::new("--prompt-memory", memory.prompts);
     let refused_connections = metrics.overload.refused_connections();
-    let dispatcher = Dispatcher {
+    let dispatcher = RequestDispatcher {
         fleet,
         topology: topology.clone(),
-        desk,
-        aborter: Arc::new(Aborter::new(supervisor.clone(), metrics.clone())),
+        admission: desk,
+        aborter: Arc::new(AbortSender::new(supervisor.clone(), metrics.clone())),
         metrics: metrics.clone(),
         limits: options.upstream.retry_limits(),
         redispatch_budget: RedispatchBudget::new(options.upstream.redispatch_share),
     };
     let engine_client = trust
-        .http()
+        .http_client()
         .redirect(reqwest::redirect::Policy::none())
         .connect_timeout(options.upstream.connect_timeout)
         .timeout(options.upstream.answer_timeout)
         .build()?;
-    let state = Arc::new(Gateway {
+    let state = Arc::new(GatewayContext {
         dispatcher,
-        predictor: Predictor::new(index.clone(), models, engines, store, prompt_memory.clone()),
+        predictor: CacheHitPredictor::new(index.clone(), models, engines, store, prompt_memory.clone()),
         index,
         metrics,
         traces,
         bodies: BodyReader::new(options.listeners.body_limits(&body_memory), body_memory, supervisor.clone()),
         prompt_memory,
-        standing: options.standing(),
+        priority_headers: options.tenant_priority_headers(),
         decisions,
-        fleet_state: FleetState::new(options.policy),
+        fleet_status: FleetStatusCache::new(options.policy),
         registry,
         registration_token: options.engines.registration_token.clone(),
-        gate,
+        access: gate,
         admin_open: options.access.admin_open.clone(),
         inference_paths: options.access.inference_path.clone(),
         cors_origins: options.access.cors_origin.clone(),
         engine_client,
         engine_key: options.engines.authorization(),
         draining: CancellationToken::new(),
-        forced_end: CancellationToken::new(),
+        force_close: CancellationToken::new(),
     });
 
     let (public_drain, admin_drain) = (CancellationToken::new(), CancellationToken::new());
-    let refusal = ConnectionRefusal { response: connection_refusal(), refused: refused_connections };
+    let refusal = ConnectionRejection { response: connection_refusal(), rejected: refused_connections };
     let serve = |listener, tls, router, connections, drain: &CancellationToken| {
         let limits = options.listeners.limits(connections, refusal.clone());
-        moongate_runtime::serve(Socket { listener, tls }, router, limits, drain.clone(), supervisor)
+        moongate_runtime::serve(ListenerSocket { listener, tls }, router, limits, drain.clone(), supervisor)
     };
     let public = serve(listener, tls, public_router(state.clone()), shares.clients, &public_drain);
     let admin = serve(admin_listener, admin_tls, admin_router(state.clone()), shares.admin, &admin_drain);
@@ -261,7 +267,7 @@ pub async fn start(
 /// Divides the descriptors that this process may have, so that clients never take those of engines, probes and the admin listener.
 fn descriptor_shares(options: &GatewayOptions) -> DescriptorShares {
     let (limit, wanted) = (open_file_limit(), options.listeners.max_connections as usize);
-    let shares = DescriptorShares::of(limit, wanted);
+    let shares = DescriptorShares::split(limit, wanted);
     if shares.clients < wanted {
         const TEXT: &str = "the limit of open files (ulimit -n) allows fewer connections from clients than --max-connections";
         let connections = shares.clients;
@@ -278,7 +284,7 @@ fn descriptor_shares(options: &GatewayOptions) -> DescriptorShares {
 /// What a client gets whose connection is one too many: a whole HTTP/1.1 response.
 fn connection_refusal() -> Arc<[u8]> {
     let text = "this gateway has as many connections as it may have; try again soon, or raise --max-connections and the limit of open files";
-    let body = ApiError::new(Code::GatewayOverloaded, text).json();
+    let body = ApiError::new(ApiErrorCode::GatewayOverloaded, text).json();
     let head = format!(
         "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n\
          content-length: {}\r\n\r\n",
@@ -310,7 +316,7 @@ impl RunningGateway {
 
     /// Requests in flight by the engines' books.
     #[must_use]
-    pub fn booked(&self) -> u32 {
+    pub fn in_flight(&self) -> u32 {
         let fleet = self.state.dispatcher.fleet.current();
         fleet.members.iter().map(|member| member.endpoint.in_flight.count()).sum()
     }
@@ -328,11 +334,11 @@ impl RunningGateway {
                 connections = self.public.connections(),
                 "drain deadline has passed; open streams are ended"
             );
-            self.state.forced_end.cancel();
-            cut = self.public.finish(LAST_WORDS).await;
+            self.state.force_close.cancel();
+            cut = self.public.drain_then_close(CONNECTION_SHUTDOWN_GRACE).await;
         }
         self.admin_drain.cancel();
-        self.admin.finish(LAST_WORDS).await;
+        self.admin.drain_then_close(CONNECTION_SHUTDOWN_GRACE).await;
         cut
     }
 
@@ -342,7 +348,7 @@ impl RunningGateway {
         if cut > 0 {
             tracing::warn!(connections = cut, "connections were cut");
         }
-        if let Err(still) = self.supervisor.shutdown(LAST_WORDS * 4).await {
+        if let Err(still) = self.supervisor.shutdown(CONNECTION_SHUTDOWN_GRACE * 4).await {
             tracing::warn!(%still, "tasks did not end in time");
         }
     }

@@ -13,14 +13,14 @@ use std::time::Duration;
 
 use clap::Args;
 use http::HeaderName;
-use moongate_runtime::PeerTlsOptions;
-use moongate_scheduler::{PolicyName, Settings, TtftTarget};
+use moongate_runtime::PeerTlsArgs;
+use moongate_scheduler::{PolicyName, SchedulerOptions, TtftTarget};
 
 use crate::feedback::MetricAliases;
-use crate::ingress::Standing;
+use crate::ingress::TenantPriorityHeaders;
 
-pub(crate) use access::TokenRules;
-pub use access::{AccessOptions, OpenPath};
+pub(crate) use access::JwtRequirements;
+pub use access::{AccessOptions, UnauthenticatedPath};
 pub use engines::{DiscoverySource, EngineOptions};
 pub(crate) use listeners::DEFAULT_CONNECTIONS;
 pub use listeners::ListenerOptions;
@@ -114,7 +114,7 @@ pub struct GatewayOptions {
     /// Folder with a model's tokenizer.json and tokenizer_config.json, by the model's name in requests. Without one: the folder that the
     /// engine names, if it is on this machine too; else engines are asked for the tokens. Repeatable.
     #[arg(long, value_name = "NAME=DIR", env = "MOONGATE_MODEL", value_delimiter = ' ')]
-    pub model: Vec<moongate_prompt::Source>,
+    pub model: Vec<moongate_prompt::ModelFolder>,
 
     /// Longest time that a request waits for an engine to tell its tokens, if the model has no tokenizer here; 0s: engines are not
     /// asked. Default 100 ms: some 20 ms are needed for 10 thousand tokens; to compute that many again takes a second.
@@ -129,11 +129,11 @@ pub struct GatewayOptions {
     /// Where that master publishes its KV events, as tcp://host:port: its --kv_events_bind_endpoint. Without it, and with a master
     /// that publishes none, what others store is found by reading all keys every 10 s.
     #[arg(long, value_name = "ENDPOINT", env = "MOONGATE_MOONCAKE_EVENTS", requires = "mooncake_admin")]
-    pub mooncake_events: Option<moongate_zmtp::Endpoint>,
+    pub mooncake_events: Option<moongate_zmtp::ZmtpEndpoint>,
 
     /// TLS with the programs of the store.
     #[command(flatten)]
-    pub store_tls: PeerTlsOptions,
+    pub store_tls: PeerTlsArgs,
 
     /// How many times faster than real engines the engines are: simulated ones with the same --time-scale. The scheduler's seconds pass
     /// so many times faster; all other times stay as they are.
@@ -184,15 +184,15 @@ pub fn check_model_folders(options: &GatewayOptions) -> Result<(), ModelFolderEr
 
 impl GatewayOptions {
     /// What the scheduler is told.
-    pub(crate) fn scheduler_settings(&self) -> Settings {
+    pub(crate) fn scheduler_settings(&self) -> SchedulerOptions {
         let base = self.ttft_target.as_secs_f64();
         let target = TtftTarget { base, cold_factor: self.ttft_target_factor };
-        Settings { ttft_target: (base > 0.0).then_some(target), ..Settings::default() }
+        SchedulerOptions { ttft_target: (base > 0.0).then_some(target), ..SchedulerOptions::default() }
     }
 
     /// What decides on a request's turn.
-    pub(crate) fn standing(&self) -> Standing {
-        Standing {
+    pub(crate) fn tenant_priority_headers(&self) -> TenantPriorityHeaders {
+        TenantPriorityHeaders {
             tenant: self.tenant_header.0.clone(),
             priority: self.priority_header.clone().and_then(|header| header.0),
         }

@@ -10,7 +10,7 @@ use http::{HeaderValue, Response, StatusCode};
 
 /// Stable machine-readable reasons, listed in `docs/errors.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Code {
+pub enum ApiErrorCode {
     /// The body is not JSON.
     InvalidJson,
     /// A member is missing or has the wrong type or value.
@@ -57,33 +57,33 @@ pub enum Code {
     ShuttingDown,
 }
 
-impl Code {
+impl ApiErrorCode {
     /// The `code` member of the error body and the label in metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
-            Code::InvalidJson => "invalid_json",
-            Code::InvalidRequest => "invalid_request",
-            Code::BodyTooLarge => "body_too_large",
-            Code::UnsupportedMediaType => "unsupported_media_type",
-            Code::BodyIncomplete => "body_incomplete",
-            Code::ModelNotFound => "model_not_found",
-            Code::Unauthorized => "unauthorized",
-            Code::InvalidApiKey => "invalid_api_key",
-            Code::InsufficientPermissions => "insufficient_permissions",
-            Code::RateLimited => "rate_limit_exceeded",
-            Code::NotFound => "not_found",
-            Code::MethodNotAllowed => "method_not_allowed",
-            Code::NoEngineAvailable => "no_engine_available",
-            Code::Overloaded => "overloaded",
-            Code::UnsupportedByFleet => "unsupported_by_fleet",
-            Code::PrefillFailed => "prefill_failed",
-            Code::DecodeFailed => "decode_failed",
-            Code::WorkerFailed => "worker_failed",
-            Code::EngineUnavailable => "engine_unavailable",
-            Code::EngineTimeout => "engine_timeout",
-            Code::GatewayOverloaded => "gateway_overloaded",
-            Code::ShuttingDown => "shutting_down",
+            ApiErrorCode::InvalidJson => "invalid_json",
+            ApiErrorCode::InvalidRequest => "invalid_request",
+            ApiErrorCode::BodyTooLarge => "body_too_large",
+            ApiErrorCode::UnsupportedMediaType => "unsupported_media_type",
+            ApiErrorCode::BodyIncomplete => "body_incomplete",
+            ApiErrorCode::ModelNotFound => "model_not_found",
+            ApiErrorCode::Unauthorized => "unauthorized",
+            ApiErrorCode::InvalidApiKey => "invalid_api_key",
+            ApiErrorCode::InsufficientPermissions => "insufficient_permissions",
+            ApiErrorCode::RateLimited => "rate_limit_exceeded",
+            ApiErrorCode::NotFound => "not_found",
+            ApiErrorCode::MethodNotAllowed => "method_not_allowed",
+            ApiErrorCode::NoEngineAvailable => "no_engine_available",
+            ApiErrorCode::Overloaded => "overloaded",
+            ApiErrorCode::UnsupportedByFleet => "unsupported_by_fleet",
+            ApiErrorCode::PrefillFailed => "prefill_failed",
+            ApiErrorCode::DecodeFailed => "decode_failed",
+            ApiErrorCode::WorkerFailed => "worker_failed",
+            ApiErrorCode::EngineUnavailable => "engine_unavailable",
+            ApiErrorCode::EngineTimeout => "engine_timeout",
+            ApiErrorCode::GatewayOverloaded => "gateway_overloaded",
+            ApiErrorCode::ShuttingDown => "shutting_down",
         }
     }
 
@@ -91,26 +91,30 @@ impl Code {
     #[must_use]
     pub fn status(self) -> StatusCode {
         match self {
-            Code::InvalidJson | Code::InvalidRequest | Code::BodyIncomplete => StatusCode::BAD_REQUEST,
-            Code::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Code::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Code::Unauthorized | Code::InvalidApiKey => StatusCode::UNAUTHORIZED,
-            Code::InsufficientPermissions => StatusCode::FORBIDDEN,
-            Code::ModelNotFound | Code::NotFound => StatusCode::NOT_FOUND,
-            Code::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
-            Code::NoEngineAvailable
-            | Code::EngineUnavailable
-            | Code::GatewayOverloaded
-            | Code::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
-            Code::Overloaded | Code::RateLimited => StatusCode::TOO_MANY_REQUESTS,
-            Code::UnsupportedByFleet => StatusCode::NOT_IMPLEMENTED,
-            Code::PrefillFailed | Code::DecodeFailed | Code::WorkerFailed => StatusCode::BAD_GATEWAY,
-            Code::EngineTimeout => StatusCode::GATEWAY_TIMEOUT,
+            ApiErrorCode::InvalidJson | ApiErrorCode::InvalidRequest | ApiErrorCode::BodyIncomplete => {
+                StatusCode::BAD_REQUEST
+            }
+            ApiErrorCode::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            ApiErrorCode::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            ApiErrorCode::Unauthorized | ApiErrorCode::InvalidApiKey => StatusCode::UNAUTHORIZED,
+            ApiErrorCode::InsufficientPermissions => StatusCode::FORBIDDEN,
+            ApiErrorCode::ModelNotFound | ApiErrorCode::NotFound => StatusCode::NOT_FOUND,
+            ApiErrorCode::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+            ApiErrorCode::NoEngineAvailable
+            | ApiErrorCode::EngineUnavailable
+            | ApiErrorCode::GatewayOverloaded
+            | ApiErrorCode::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+            ApiErrorCode::Overloaded | ApiErrorCode::RateLimited => StatusCode::TOO_MANY_REQUESTS,
+            ApiErrorCode::UnsupportedByFleet => StatusCode::NOT_IMPLEMENTED,
+            ApiErrorCode::PrefillFailed | ApiErrorCode::DecodeFailed | ApiErrorCode::WorkerFailed => {
+                StatusCode::BAD_GATEWAY
+            }
+            ApiErrorCode::EngineTimeout => StatusCode::GATEWAY_TIMEOUT,
         }
     }
 
     /// OpenAI's coarse class of the error.
-    fn kind(self) -> &'static str {
+    fn openai_type(self) -> &'static str {
         match self.status() {
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             status if status.is_client_error() => "invalid_request_error",
@@ -124,7 +128,7 @@ impl Code {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiError {
     /// Why, for programs.
-    pub code: Code,
+    pub code: ApiErrorCode,
     /// Why, for people: what is wrong, where, how to mend it.
     pub message: String,
     /// The request member at fault.
@@ -135,7 +139,7 @@ pub struct ApiError {
 
 impl ApiError {
     /// An error without a member at fault.
-    pub fn new(code: Code, message: impl Into<String>) -> Self {
+    pub fn new(code: ApiErrorCode, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), param: None, retry_after: None }
     }
 
@@ -152,7 +156,7 @@ impl ApiError {
         let error = serde_json::json!({
             "error": {
                 "message": self.message,
-                "type": self.code.kind(),
+                "type": self.code.openai_type(),
                 "param": self.param,
                 "code": self.code.as_str(),
             }

@@ -12,27 +12,29 @@ mod dispatch;
 mod error;
 mod feedback;
 mod fleet;
-mod guard;
 mod ingress;
+mod listener_security;
 mod memory;
 mod predict;
-mod prompt;
 mod relay;
+mod request_body;
 mod upstream;
 
-pub use access::AccessError;
+pub use access::AccessFileError;
 #[doc(hidden)]
 pub use access::{tenant_of_token, tenants_of_keys};
-pub use app::{RunningGateway, StartError, start};
+pub use app::{GatewayStartError, RunningGateway, start};
 pub use config::{
     AccessOptions, DiscoverySource, EngineOptions, GatewayOptions, ListenerOptions, MemoryOptions,
-    ModelFolderError, OpenPath, UpstreamOptions, check_model_folders,
+    ModelFolderError, UnauthenticatedPath, UpstreamOptions, check_model_folders,
 };
-pub use error::{ApiError, Code};
+pub use error::{ApiError, ApiErrorCode};
 pub use feedback::{MetricAliases, all_metrics};
-pub use guard::{GuardError, exposures};
 pub use ingress::{CorsOrigin, InferencePath};
+pub use listener_security::{ListenerSecurityError, exposures};
 #[doc(hidden)]
-pub use prompt::{Unsearchable, accepts, is_transfer_member, is_user_data, without_transfer_members};
+pub use relay::{SseError, SseFramer};
 #[doc(hidden)]
-pub use relay::{SseFault, SseGate};
+pub use request_body::{
+    MemberSearchError, accepts, is_transfer_member, is_user_data, without_transfer_members,
+};

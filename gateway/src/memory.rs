@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use moongate_runtime::LogInterval;
+use moongate_runtime::LogRateLimiter;
 
 /// Reservations up to this size may use all of a budget. A quarter of it is theirs alone, so that a few large requests cannot keep all
 /// others out.
@@ -18,7 +18,7 @@ pub(crate) struct MemoryBudget {
     limit: u64,
     used: AtomicU64,
     refused: AtomicU64,
-    warnings: LogInterval,
+    warnings: LogRateLimiter,
 }
 
 /// There is not so much left in a [`MemoryBudget`].
@@ -41,7 +41,7 @@ struct ReservedBytes {
 impl MemoryBudget {
     /// `flag` is the setting of the limit, for logs.
     pub(crate) fn new(flag: &'static str, limit: u64) -> Arc<Self> {
-        let warnings = LogInterval::new();
+        let warnings = LogRateLimiter::new();
         Arc::new(Self { flag, limit, used: AtomicU64::new(0), refused: AtomicU64::new(0), warnings })
     }
 
@@ -60,7 +60,7 @@ impl MemoryBudget {
     }
 
     /// The largest reservation that can succeed.
-    pub(crate) fn largest(&self) -> u64 {
+    pub(crate) fn max_request(&self) -> u64 {
         let without_share = self.limit - self.limit / 4;
         without_share.max(self.limit.min(SMALL_BYTES))
     }
@@ -77,7 +77,7 @@ impl MemoryReservation {
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), MemoryExhausted> {
         let more = bytes as u64;
         let budget = &*self.budget;
-        let limit = if self.bytes + more > SMALL_BYTES { budget.largest() } else { budget.limit };
+        let limit = if self.bytes + more > SMALL_BYTES { budget.max_request() } else { budget.limit };
         let before = budget.used.fetch_add(more, Ordering::Relaxed);
         if before + more > limit {
             budget.used.fetch_sub(more, Ordering::Relaxed);

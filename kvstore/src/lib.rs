@@ -11,4 +11,4 @@ pub mod nodes;
 pub mod rpc;
 pub mod snapshot;
 
-pub use backoff::{Backoff, Retry};
+pub use backoff::{Backoff, BackoffPolicy};

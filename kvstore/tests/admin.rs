@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use moongate_kvstore::admin::{Admin, AdminError, Options};
+use moongate_kvstore::admin::{AdminClient, AdminClientOptions, AdminError};
 use moongate_kvstore::snapshot;
 use moongate_runtime::Supervisor;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -11,7 +11,11 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
 /// A server that answers every request with `first`, and with `rest` when it is told to.
-async fn server(supervisor: &Supervisor, first: String, rest: &'static str) -> (Admin, oneshot::Sender<()>) {
+async fn server(
+    supervisor: &Supervisor,
+    first: String,
+    rest: &'static str,
+) -> (AdminClient, oneshot::Sender<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let (go_on, told) = oneshot::channel::<()>();
@@ -23,8 +27,12 @@ async fn server(supervisor: &Supervisor, first: String, rest: &'static str) -> (
         let _ = told.await;
         stream.write_all(rest.as_bytes()).await.unwrap();
     });
-    let options = Options { time_limit: Duration::from_millis(200), max_body: 1000, ..Options::default() };
-    (Admin::new(&address, options).unwrap(), go_on)
+    let options = AdminClientOptions {
+        timeout: Duration::from_millis(200),
+        max_body: 1000,
+        ..AdminClientOptions::default()
+    };
+    (AdminClient::new(&address, options).unwrap(), go_on)
 }
 
 fn ok(length: usize, body: &str) -> String {
@@ -93,8 +101,11 @@ async fn a_silent_connection_is_given_up_for_another() {
         stream.write_all(ok(2, "OK").as_bytes()).await.unwrap();
         std::future::pending::<()>().await;
     });
-    let admin =
-        Admin::new(&address, Options { time_limit: Duration::from_secs(2), ..Options::default() }).unwrap();
+    let admin = AdminClient::new(
+        &address,
+        AdminClientOptions { timeout: Duration::from_secs(2), ..AdminClientOptions::default() },
+    )
+    .unwrap();
     assert!(admin.health().await.unwrap().service_ready);
 }
 
@@ -121,10 +132,12 @@ async fn a_snapshot_outlasts_a_master_that_is_busy_for_a_moment() {
         }
         std::future::pending::<()>().await;
     });
-    let admin =
-        Admin::new(&address, Options { time_limit: Duration::from_millis(400), ..Options::default() })
-            .unwrap();
-    let (options, turn) = (snapshot::Options::default(), Default::default());
+    let admin = AdminClient::new(
+        &address,
+        AdminClientOptions { timeout: Duration::from_millis(400), ..AdminClientOptions::default() },
+    )
+    .unwrap();
+    let (options, turn) = (snapshot::StoreSnapshotOptions::default(), Default::default());
     let summary = snapshot::read(&admin, &options, &turn, |_| true, |_, _| {}).await.unwrap();
     assert_eq!((summary.listed, summary.located), (1, 1), "{summary:?}");
 }

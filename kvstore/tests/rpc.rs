@@ -10,29 +10,29 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use futures_util::future::join_all;
-use mooncake_wire::frame::{self, Fault, Frame, Parsed, RequestHeader};
+use mooncake_wire::frame::{self, FrameParseResult, RequestHeader, RpcFault, RpcFrame};
 use mooncake_wire::rpc::{
-    ExistKey, GetReplicaList, KeyArguments, Method, NoArguments, PutStart, PutStartArguments, Request,
+    ExistKey, GetReplicaList, KeyArguments, NoArguments, PutStart, PutStartArguments, Request, RpcMethod,
     ServiceReady, encode_reply,
 };
 use mooncake_wire::types::{DEFAULT_TENANT, ReplicateConfig, Uuid};
 use mooncake_wire::{Dialect, ErrorCode};
-use moongate_kvstore::Retry;
-use moongate_kvstore::rpc::{Master, Options, RpcError};
+use moongate_kvstore::BackoffPolicy;
+use moongate_kvstore::rpc::{MasterClient, MasterClientOptions, RpcError};
 use moongate_runtime::Supervisor;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-type Asked = Frame<RequestHeader, bytes::Bytes>;
+type RpcRequestFrame = RpcFrame<RequestHeader, bytes::Bytes>;
 
 /// Long, because it only says when a test hangs.
 const LIMIT: Duration = Duration::from_secs(30);
 const LARGEST: usize = 1 << 20;
 
-fn options() -> Options {
-    let retry = Retry { first: Duration::from_millis(1), longest: Duration::from_millis(1) };
-    Options { connections: 1, time_limit: LIMIT, retry, ..Options::default() }
+fn options() -> MasterClientOptions {
+    let retry = BackoffPolicy { initial: Duration::from_millis(1), max: Duration::from_millis(1) };
+    MasterClientOptions { connections: 1, timeout: LIMIT, retry, ..MasterClientOptions::default() }
 }
 
 /// A listening server that does `serve` with each connection.
@@ -53,9 +53,9 @@ where
 }
 
 /// The next request, or none at the end of the stream.
-async fn request(stream: &mut TcpStream, buffer: &mut BytesMut) -> Option<Asked> {
+async fn request(stream: &mut TcpStream, buffer: &mut BytesMut) -> Option<RpcRequestFrame> {
     loop {
-        if let Parsed::Frame(request) = frame::take::<RequestHeader>(buffer, LARGEST).unwrap() {
+        if let FrameParseResult::Frame(request) = frame::take::<RequestHeader>(buffer, LARGEST).unwrap() {
             return Some(request);
         }
         match stream.read_buf(buffer).await {
@@ -66,11 +66,11 @@ async fn request(stream: &mut TcpStream, buffer: &mut BytesMut) -> Option<Asked>
 }
 
 /// What a master of release `dialect` answers.
-fn answer(dialect: Dialect, asked: &Asked) -> BytesMut {
+fn answer(dialect: Dialect, asked: &RpcRequestFrame) -> BytesMut {
     let (sequence, mut out) = (asked.header.sequence, BytesMut::new());
-    let method = Method::from_function_id(asked.header.function_id).unwrap();
+    let method = RpcMethod::from_function_id(asked.header.function_id).unwrap();
     if !method.request_dialects(&asked.body).contains(dialect) {
-        Fault::invalid_argument().write(sequence, &mut out).unwrap();
+        RpcFault::invalid_argument().write(sequence, &mut out).unwrap();
         return out;
     }
     match Request::<&str>::decode(method, dialect, &asked.body).unwrap() {
@@ -113,12 +113,12 @@ fn key(key: &str) -> KeyArguments<&str> {
     KeyArguments { key, tenant: DEFAULT_TENANT }
 }
 
-async fn exists(master: &Master, name: &str) -> Result<bool, RpcError> {
+async fn exists(master: &MasterClient, name: &str) -> Result<bool, RpcError> {
     Ok(master.call::<ExistKey, &str>(&key(name)).await??)
 }
 
 #[tokio::test]
-async fn many_calls_share_a_connection_and_answers_find_them_in_any_order() {
+async fn pipelined_calls_match_responses_in_any_order() {
     const CALLS: usize = 100;
     let supervisor = Supervisor::new();
     let address = server(&supervisor, |mut stream| async move {
@@ -134,7 +134,7 @@ async fn many_calls_share_a_connection_and_answers_find_them_in_any_order() {
         }
     })
     .await;
-    let master = Master::new(&address, options(), &supervisor);
+    let master = MasterClient::new(&address, options(), &supervisor);
     let calls = (0..CALLS).map(|n| {
         let master = master.clone();
         async move { (n, exists(&master, &format!("key{n}")).await.unwrap()) }
@@ -149,7 +149,7 @@ async fn the_dialect_of_the_master_is_found_and_followed() {
     for dialect in Dialect::ALL {
         let release = Arc::new(Mutex::new(dialect));
         let address = master_of(&supervisor, Arc::clone(&release)).await;
-        let master = Master::new(&address, options(), &supervisor);
+        let master = MasterClient::new(&address, options(), &supervisor);
         assert_eq!(master.dialect(), Dialect::NEWEST);
         assert_eq!(master.call::<ServiceReady, &str>(&NoArguments).await.unwrap().as_deref(), Ok("2.0.0"));
         for round in 0..2 {
@@ -166,7 +166,7 @@ async fn the_dialect_of_the_master_is_found_and_followed() {
             let started = master.call::<PutStart, &str>(&put).await.unwrap();
             assert_eq!(started, Err(ErrorCode::NO_AVAILABLE_HANDLE), "{dialect}, round {round}");
         }
-        let put_as = |dialect| Method::PutStart.arguments_signature(dialect).hash();
+        let put_as = |dialect| RpcMethod::PutStart.arguments_signature(dialect).hash();
         assert_eq!(put_as(master.dialect()), put_as(dialect), "{dialect}");
         // The master is replaced by the newest release.
         *release.lock() = Dialect::NEWEST;
@@ -184,12 +184,12 @@ async fn arguments_that_no_release_takes_are_an_error_of_their_own() {
         let mut buffer = BytesMut::new();
         while let Some(asked) = request(&mut stream, &mut buffer).await {
             let mut out = BytesMut::new();
-            Fault::invalid_argument().write(asked.header.sequence, &mut out).unwrap();
+            RpcFault::invalid_argument().write(asked.header.sequence, &mut out).unwrap();
             stream.write_all(&out).await.unwrap();
         }
     })
     .await;
-    let error = exists(&Master::new(&address, options(), &supervisor), "k").await.unwrap_err();
+    let error = exists(&MasterClient::new(&address, options(), &supervisor), "k").await.unwrap_err();
     assert!(matches!(error, RpcError::UnknownRelease { method: "ExistKey", .. }), "{error}");
     assert!(error.to_string().contains("0.3.9") && error.to_string().contains(&address), "{error}");
 }
@@ -203,7 +203,7 @@ async fn a_broken_connection_is_replaced() {
         stream.write_all(&answer(Dialect::NEWEST, &asked)).await.unwrap();
     })
     .await;
-    let master = Master::new(&address, options(), &supervisor);
+    let master = MasterClient::new(&address, options(), &supervisor);
     let mut answered = 0;
     let attempts = async {
         while answered < 10 {
@@ -225,16 +225,16 @@ async fn servers_of_something_else_are_told_apart() {
         stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap();
     })
     .await;
-    let error = exists(&Master::new(&http, options(), &supervisor), "k").await.unwrap_err();
+    let error = exists(&MasterClient::new(&http, options(), &supervisor), "k").await.unwrap_err();
     assert!(matches!(error, RpcError::NotMaster { .. }), "{error}");
     assert!(error.to_string().contains("RPC port, 50051"), "{error}");
 
-    let short = Options { time_limit: Duration::from_millis(50), ..options() };
+    let short = MasterClientOptions { timeout: Duration::from_millis(50), ..options() };
     let silent = server(&supervisor, |mut stream| async move {
         let _ = stream.read_to_end(&mut Vec::new()).await;
     })
     .await;
-    let error = exists(&Master::new(&silent, short, &supervisor), "k").await.unwrap_err();
+    let error = exists(&MasterClient::new(&silent, short, &supervisor), "k").await.unwrap_err();
     assert!(matches!(error, RpcError::TimedOut { .. }), "{error}");
 
     let huge = server(&supervisor, |mut stream| async move {
@@ -244,7 +244,7 @@ async fn servers_of_something_else_are_told_apart() {
         let _ = stream.read_to_end(&mut Vec::new()).await;
     })
     .await;
-    let error = exists(&Master::new(&huge, options(), &supervisor), "k").await.unwrap_err();
+    let error = exists(&MasterClient::new(&huge, options(), &supervisor), "k").await.unwrap_err();
     assert!(error.to_string().contains("67108864 are allowed"), "{error}");
 }
 
@@ -255,8 +255,8 @@ async fn a_master_that_is_away_costs_no_time() {
     let address = listener.local_addr().unwrap().to_string();
     drop(listener);
     let longest = Duration::from_secs(3600);
-    let retry = Retry { first: longest, longest };
-    let master = Master::new(&address, Options { retry, ..options() }, &supervisor);
+    let retry = BackoffPolicy { initial: longest, max: longest };
+    let master = MasterClient::new(&address, MasterClientOptions { retry, ..options() }, &supervisor);
     for _ in 0..3 {
         let error = tokio::time::timeout(LIMIT, exists(&master, "k")).await.unwrap().unwrap_err();
         assert!(matches!(error, RpcError::Unreachable { .. }), "{error}");
@@ -272,12 +272,12 @@ async fn queues_are_bounded_and_a_shutdown_frees_who_waits() {
     })
     .await;
     let clients = Supervisor::new();
-    let bounded = Options { in_flight: 2, queue: 3, ..options() };
-    let master = Master::new(&silent, bounded, &clients);
+    let bounded = MasterClientOptions { in_flight: 2, queue: 3, ..options() };
+    let master = MasterClient::new(&silent, bounded, &clients);
     let calls: Vec<_> = (0..10).map(|_| master.clone()).collect();
     let all = join_all(calls.iter().map(|master| async move { exists(master, "k").await.unwrap_err() }));
     let shutdown = async {
-        while clients.alive() > 0 {
+        while clients.running_tasks() > 0 {
             tokio::task::yield_now().await;
             clients.token().cancel();
         }

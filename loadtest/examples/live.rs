@@ -5,19 +5,19 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use moongate_loadtest::live::{LiveArgs, live};
+use moongate_loadtest::live::{LiveComparisonArgs, live};
 use moongate_runtime::Supervisor;
 
 #[derive(Debug, Parser)]
-struct Cli {
+struct LiveExampleArgs {
     #[command(flatten)]
-    args: LiveArgs,
+    args: LiveComparisonArgs,
 }
 
 #[tokio::main]
 #[expect(clippy::print_stdout, reason = "an example talks to the person at the terminal")]
 async fn main() -> anyhow::Result<ExitCode> {
-    let (table, agrees) = live(&Cli::parse().args, &Supervisor::new()).await?;
+    let (table, agrees) = live(&LiveExampleArgs::parse().args, &Supervisor::new()).await?;
     println!("{table}");
     Ok(if agrees { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -3,12 +3,12 @@
 //! `cargo run -p moongate-loadtest --example published -- RUNS.json FILE.svg`
 
 use anyhow::Context as _;
-use moongate_loadtest::simulate::{Shown, published_plot};
+use moongate_loadtest::simulate::{BenchmarkResult, published_plot};
 
 fn main() -> anyhow::Result<()> {
     let mut files = std::env::args().skip(1);
     let (runs, drawing) =
         files.next().zip(files.next()).context("give a file of runs, and the file to draw")?;
-    let runs: Vec<Shown> = serde_json::from_str(&std::fs::read_to_string(&runs)?)?;
+    let runs: Vec<BenchmarkResult> = serde_json::from_str(&std::fs::read_to_string(&runs)?)?;
     Ok(std::fs::write(drawing, published_plot(&runs))?)
 }

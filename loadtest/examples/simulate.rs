@@ -8,13 +8,13 @@ use clap::Parser;
 use moongate_loadtest::simulate::{SimulateArgs, simulate};
 
 #[derive(Debug, Parser)]
-struct Cli {
+struct SimulateExampleArgs {
     #[command(flatten)]
     args: SimulateArgs,
 }
 
 #[expect(clippy::print_stdout, reason = "an example talks to the person at the terminal")]
 fn main() -> anyhow::Result<()> {
-    print!("{}", simulate(&Cli::parse().args, &AtomicBool::new(false))?);
+    print!("{}", simulate(&SimulateExampleArgs::parse().args, &AtomicBool::new(false))?);
     Ok(())
 }

@@ -9,43 +9,46 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
-use moongate_kvclient::{Authentication, Client, Metadata, Options};
-use moongate_runtime::{PeerTlsOptions, Supervisor};
+use moongate_kvclient::{KvClient, KvClientOptions, MetadataSource, StoreCredentials};
+use moongate_runtime::{PeerTlsArgs, Supervisor};
 use url::Url;
 
-use crate::engine::{Connector, Face, Fault, FaultPlan, KvEvents, Role, SimConfig, SimEngine, SimFleet};
-use crate::generate::{self, Arrivals, Limits, Report, Target, TargetApi};
-use crate::live::{LiveArgs, live};
+use crate::engine::{
+    EngineFault, EngineFaultPlan, KvEventOptions, SharedL3Store, SimEngine, SimEngineOptions, SimProtocol,
+    SimRole, VllmConnector,
+};
+use crate::generate::{self, ArrivalProcess, LoadLimits, LoadTarget, LoadTargetApi, LoadtestReport};
+use crate::live::{LiveComparisonArgs, live};
 use crate::simulate::{SimulateArgs, simulate};
 
 /// Simulated engines and load.
 #[derive(Debug, Subcommand)]
 pub enum LoadtestCommand {
     /// Run one simulated inference engine until it is stopped.
-    Engine(Box<EngineArgs>),
+    Engine(Box<SimEngineArgs>),
     /// Send load to an OpenAI-compatible endpoint and measure.
-    Run(Box<RunArgs>),
+    Run(Box<LoadRunArgs>),
     /// Compare scheduling policies on a simulated fleet.
     Simulate(Box<SimulateArgs>),
     /// Compare scheduling policies in real gateways between simulated engines on compressed time, beside the simulator.
-    Live(Box<LiveArgs>),
+    Live(Box<LiveComparisonArgs>),
 }
 
 /// Arguments of `moongate loadtest engine`.
 #[derive(Debug, Clone, Args)]
-pub struct EngineArgs {
+pub struct SimEngineArgs {
     /// What the engine does of a request.
     #[arg(long, value_enum, default_value = "plain", env = "MOONGATE_LOADTEST_ROLE")]
-    pub role: Role,
+    pub role: SimRole,
     /// Whose wire protocol it speaks.
     #[arg(long, value_enum, default_value = "sglang", env = "MOONGATE_LOADTEST_FACE")]
-    pub face: Face,
+    pub face: SimProtocol,
     /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1:0", env = "MOONGATE_LOADTEST_LISTEN")]
     pub listen: SocketAddr,
     /// How vLLM engines hand key-value caches over.
     #[arg(long, value_enum, default_value = "nixl", env = "MOONGATE_LOADTEST_CONNECTOR")]
-    pub connector: Connector,
+    pub connector: VllmConnector,
     /// Address of the bootstrap server (SGLang, Mooncake) or side channel (NIXL) of a prefill engine; a free port
     /// if not given.
     #[arg(long, env = "MOONGATE_LOADTEST_BOOTSTRAP_LISTEN")]
@@ -90,10 +93,10 @@ pub struct EngineArgs {
         default_value = "P2PHANDSHAKE",
         requires = "store_master"
     )]
-    pub store_metadata: Metadata,
+    pub store_metadata: MetadataSource,
     /// TLS with the programs of that store.
     #[command(flatten)]
-    pub store_tls: PeerTlsOptions,
+    pub store_tls: PeerTlsArgs,
     /// Longest prompt in tokens.
     #[arg(long, default_value_t = 1_000_000, env = "MOONGATE_LOADTEST_CONTEXT_TOKENS")]
     pub context_tokens: usize,
@@ -121,7 +124,7 @@ pub struct EngineArgs {
 /// Arguments of `moongate loadtest run`.
 #[derive(Debug, Clone, Args)]
 #[command(group = clap::ArgGroup::new("arrivals").required(true).args(["trace", "rate"]))]
-pub struct RunArgs {
+pub struct LoadRunArgs {
     /// Endpoint, such as http://127.0.0.1:8000.
     #[arg(long, env = "MOONGATE_LOADTEST_TARGET")]
     pub target: Url,
@@ -154,7 +157,7 @@ pub struct RunArgs {
     pub model: Option<String>,
     /// Interface to call.
     #[arg(long, value_enum, default_value = "chat", env = "MOONGATE_LOADTEST_API")]
-    pub api: TargetApi,
+    pub api: LoadTargetApi,
     /// Seed of arrivals and prompts.
     #[arg(long, default_value_t = 1, env = "MOONGATE_LOADTEST_SEED")]
     pub seed: u64,
@@ -180,7 +183,7 @@ pub async fn run(command: LoadtestCommand, supervisor: &Supervisor) -> anyhow::R
         LoadtestCommand::Simulate(args) => run_simulation(args, supervisor).await,
         LoadtestCommand::Live(args) => {
             let (table, agrees) = live(&args, supervisor).await?;
-            tell(&table);
+            write_stdout(&table);
             Ok(if agrees { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
     }
@@ -191,13 +194,13 @@ fn seconds(value: f64, flag: &str) -> anyhow::Result<Duration> {
         .with_context(|| format!("{flag} {value}: give a number of seconds, 0 or more"))
 }
 
-impl EngineArgs {
+impl SimEngineArgs {
     /// The engine's settings.
     ///
     /// # Errors
     /// A number of seconds is negative or too large.
-    pub fn config(&self) -> anyhow::Result<SimConfig> {
-        let mut config = SimConfig::new(self.role, self.face);
+    pub fn options(&self) -> anyhow::Result<SimEngineOptions> {
+        let mut config = SimEngineOptions::new(self.role, self.face);
         config.connector = self.connector;
         config.listen = self.listen;
         config.bootstrap_listen = self.bootstrap_listen;
@@ -215,38 +218,43 @@ impl EngineArgs {
         config.bootstrap_timeout =
             self.bootstrap_timeout.map(|timeout| seconds(timeout, "--bootstrap-timeout")).transpose()?;
         config.ready_after = seconds(self.ready_after, "--ready-after")?;
-        config.kv_events = self.kv_events.map(|listen| KvEvents { listen, ..KvEvents::default() });
+        config.kv_events =
+            self.kv_events.map(|listen| KvEventOptions { listen, ..KvEventOptions::default() });
         Ok(config)
     }
 
-    fn fleet(&self, supervisor: &Supervisor) -> anyhow::Result<SimFleet> {
-        let Some(master) = &self.store_master else { return Ok(SimFleet::new(self.l3_tokens)) };
+    fn l3_store(&self, supervisor: &Supervisor) -> anyhow::Result<SharedL3Store> {
+        let Some(master) = &self.store_master else { return Ok(SharedL3Store::new(self.l3_tokens)) };
         let tls = self.store_tls.load()?;
         if let Some(tls) = &tls {
-            tls.keep_current(supervisor);
+            tls.reload_on_change(supervisor);
         }
-        let authentication = tls.map(Authentication::new);
-        let options = Options { metadata: self.store_metadata.clone(), authentication, ..Options::default() };
-        Ok(SimFleet::on(Client::new(master, options, supervisor)?))
+        let authentication = tls.map(StoreCredentials::new);
+        let options = KvClientOptions {
+            metadata: self.store_metadata.clone(),
+            authentication,
+            ..KvClientOptions::default()
+        };
+        Ok(SharedL3Store::with_mooncake(KvClient::new(master, options, supervisor)?))
     }
 }
 
-async fn run_engine(args: EngineArgs, supervisor: &Supervisor) -> anyhow::Result<ExitCode> {
-    let fault: FaultPlan = match &args.fault {
+async fn run_engine(args: SimEngineArgs, supervisor: &Supervisor) -> anyhow::Result<ExitCode> {
+    let fault: EngineFaultPlan = match &args.fault {
         Some(json) => serde_json::from_str(json).context("--fault is not a fault in JSON")?,
-        None => Fault::None.into(),
+        None => EngineFault::None.into(),
     };
-    let engine = SimEngine::start_in(args.config()?, &args.fleet(supervisor)?).await?;
+    let engine = SimEngine::start_with_store(args.options()?, &args.l3_store(supervisor)?).await?;
     engine.set_fault(fault);
     let bootstrap =
         engine.bootstrap_addr().map(|address| format!(" bootstrap={address}")).unwrap_or_default();
-    tell(&format!("simulated engine ready listen={}{bootstrap}\n", engine.addr()));
+    write_stdout(&format!("simulated engine ready listen={}{bootstrap}\n", engine.addr()));
     supervisor.token().cancelled().await;
     engine.stop().await;
     Ok(ExitCode::SUCCESS)
 }
 
-async fn run_load(args: RunArgs, supervisor: &Supervisor) -> anyhow::Result<ExitCode> {
+async fn run_load(args: LoadRunArgs, supervisor: &Supervisor) -> anyhow::Result<ExitCode> {
     anyhow::ensure!(
         args.speed.is_finite() && args.speed > 0.0,
         "--speed {}: give a number above 0",
@@ -255,7 +263,7 @@ async fn run_load(args: RunArgs, supervisor: &Supervisor) -> anyhow::Result<Exit
     let arrivals = match (&args.trace, args.rate) {
         (Some(path), _) => {
             let limit = args.requests.map(|requests| usize::try_from(requests).unwrap_or(usize::MAX));
-            Arrivals::of_trace(path, args.speed, args.seed, limit)?
+            ArrivalProcess::of_trace(path, args.speed, args.seed, limit)?
         }
         (None, Some(rate)) => {
             anyhow::ensure!(
@@ -263,11 +271,11 @@ async fn run_load(args: RunArgs, supervisor: &Supervisor) -> anyhow::Result<Exit
                 "--rate {rate}: give requests per second, above 0"
             );
             anyhow::ensure!(args.input_tokens > 0, "--input-tokens must be at least 1");
-            Arrivals::at_rate(rate, args.input_tokens, args.output_tokens.max(1), args.seed)
+            ArrivalProcess::at_rate(rate, args.input_tokens, args.output_tokens.max(1), args.seed)
         }
         (None, None) => anyhow::bail!("give --trace FILE or --rate R"),
     };
-    let limits = Limits {
+    let limits = LoadLimits {
         duration: args.duration.map(|duration| seconds(duration, "--duration")).transpose()?,
         requests: args.requests,
         in_flight: args.concurrency_limit,
@@ -285,10 +293,16 @@ async fn run_load(args: RunArgs, supervisor: &Supervisor) -> anyhow::Result<Exit
         Some(model) => model,
         None => first_model(&client, &base).await?,
     };
-    let target = Target { client, base, api: args.api, model, silence: seconds(args.silence, "--silence")? };
+    let target = LoadTarget {
+        client,
+        base_url: base,
+        api: args.api,
+        model,
+        idle_timeout: seconds(args.silence, "--silence")?,
+    };
     let stop = supervisor.token();
     let report = generate::generate(target, arrivals, &limits, supervisor, &stop, !args.no_progress).await?;
-    tell(&print(&report, args.json));
+    write_stdout(&format_report(&report, args.json));
     Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -304,7 +318,7 @@ async fn run_simulation(args: Box<SimulateArgs>, supervisor: &Supervisor) -> any
             run.await??
         }
     };
-    tell(&text);
+    write_stdout(&text);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -317,11 +331,11 @@ async fn first_model(client: &reqwest::Client, base: &str) -> anyhow::Result<Str
     first.map(str::to_owned).with_context(|| format!("{url} names no model; give one with --model"))
 }
 
-fn print(report: &Report, json: bool) -> String {
+fn format_report(report: &LoadtestReport, json: bool) -> String {
     if json { format!("{}\n", report.to_json()) } else { report.to_text() }
 }
 
-fn tell(text: &str) {
+fn write_stdout(text: &str) {
     use std::io::Write as _;
     let mut stdout = std::io::stdout().lock();
     // A closed pipe is the reader's wish.
@@ -334,20 +348,29 @@ mod tests {
     use clap::{CommandFactory as _, Parser};
 
     #[derive(Debug, Parser)]
-    struct Cli {
+    struct LoadtestTestArgs {
         #[command(subcommand)]
         command: LoadtestCommand,
     }
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
-        assert!(Cli::try_parse_from(["x", "run", "--target", "http://h:1"]).is_err());
+        LoadtestTestArgs::command().debug_assert();
+        assert!(LoadtestTestArgs::try_parse_from(["x", "run", "--target", "http://h:1"]).is_err());
         assert!(
-            Cli::try_parse_from(["x", "run", "--target", "http://h:1", "--rate", "2", "--trace", "f"])
-                .is_err()
+            LoadtestTestArgs::try_parse_from([
+                "x",
+                "run",
+                "--target",
+                "http://h:1",
+                "--rate",
+                "2",
+                "--trace",
+                "f"
+            ])
+            .is_err()
         );
-        let parsed = Cli::try_parse_from([
+        let parsed = LoadtestTestArgs::try_parse_from([
             "x",
             "engine",
             "--role",
@@ -357,8 +380,13 @@ mod tests {
             "--connector",
             "store",
         ]);
-        let Ok(Cli { command: LoadtestCommand::Engine(args) }) = parsed else { panic!("{parsed:?}") };
-        let config = args.config().expect("valid");
-        assert_eq!((config.role, config.face, config.page_size), (Role::Decode, Face::Vllm, 16));
+        let Ok(LoadtestTestArgs { command: LoadtestCommand::Engine(args) }) = parsed else {
+            panic!("{parsed:?}")
+        };
+        let config = args.options().expect("valid");
+        assert_eq!(
+            (config.role, config.protocol, config.page_size),
+            (SimRole::Decode, SimProtocol::Vllm, 16)
+        );
     }
 }

@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use k8s_openapi::jiff::Timestamp;
-use moongate_operator::Kind;
-use moongate_operator::forecast::{Change, Server};
-use moongate_operator::observed::{Key, Observed};
+use moongate_operator::ResourceKind;
+use moongate_operator::forecast::{ResourceChange, SimulatedApiServer};
 use moongate_operator::plan;
+use moongate_operator::resource_cache::{ResourceCache, ResourceKey};
 use moongate_render::GangScheduler;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 /// Makes groups of two roles with three pods in memory, and changes their images in place.
 #[derive(Debug, Parser)]
-struct Arguments {
+struct PlansBenchArgs {
     /// How many groups
     #[arg(long, default_value_t = 1000)]
     groups: usize,
@@ -28,24 +28,24 @@ struct Arguments {
 }
 
 fn main() {
-    let groups = Arguments::parse().groups;
-    let mut bench = Bench {
-        server: Server::new(Timestamp::UNIX_EPOCH),
+    let groups = PlansBenchArgs::parse().groups;
+    let mut bench = PlansBench {
+        server: SimulatedApiServer::new(Timestamp::UNIX_EPOCH),
         observed: Mutex::default(),
         queue: VecDeque::new(),
         queued: BTreeSet::new(),
-        later: BTreeMap::new(),
-        looks: Vec::new(),
+        scheduled: BTreeMap::new(),
+        reconcile_times: Vec::new(),
         writes: 0,
     };
     bench.step("make", groups, |server, name| {
         let metadata = json!({ "name": name });
-        server.create(Kind::Group, json!({ "metadata": metadata, "spec": spec("engine:1") }))
+        server.create(ResourceKind::Group, json!({ "metadata": metadata, "spec": spec("engine:1") }))
     });
     bench.step("change images in place", groups, |server, name| {
-        let mut group = server.get(Kind::Group, name).unwrap().clone();
+        let mut group = server.get(ResourceKind::Group, name).unwrap().clone();
         group["spec"] = spec("engine:2");
-        server.put(Kind::Group, group)
+        server.put(ResourceKind::Group, group)
     });
 }
 
@@ -58,26 +58,33 @@ fn spec(image: &str) -> Value {
     json!({ "roles": [role("prefill", 2), role("decode", 1)] })
 }
 
-struct Bench {
-    server: Server,
-    observed: Mutex<Observed>,
-    queue: VecDeque<Key>,
-    queued: BTreeSet<Key>,
-    later: BTreeMap<Key, Timestamp>,
+struct PlansBench {
+    server: SimulatedApiServer,
+    observed: Mutex<ResourceCache>,
+    queue: VecDeque<ResourceKey>,
+    queued: BTreeSet<ResourceKey>,
+    scheduled: BTreeMap<ResourceKey, Timestamp>,
     /// How long each look at an object took: its plan, and taking in what its writes were answered.
-    looks: Vec<Duration>,
+    reconcile_times: Vec<Duration>,
     writes: usize,
 }
 
-impl Bench {
-    fn step(&mut self, what: &str, groups: usize, act: impl Fn(&mut Server, &str) -> Change) {
+impl PlansBench {
+    fn step(
+        &mut self,
+        what: &str,
+        groups: usize,
+        act: impl Fn(&mut SimulatedApiServer, &str) -> ResourceChange,
+    ) {
         let news = (0..groups).map(|index| act(&mut self.server, &format!("g{index}"))).collect();
-        self.hear(news);
-        self.carry_on();
-        self.looks.sort();
-        let total: Duration = self.looks.iter().sum();
-        let at = |percent: usize| self.looks[(self.looks.len() - 1) * percent / 100].as_secs_f64() * 1e3;
-        let (looks, writes) = (self.looks.len(), self.writes);
+        self.apply_changes(news);
+        self.run_until_idle();
+        self.reconcile_times.sort();
+        let total: Duration = self.reconcile_times.iter().sum();
+        let at = |percent: usize| {
+            self.reconcile_times[(self.reconcile_times.len() - 1) * percent / 100].as_secs_f64() * 1e3
+        };
+        let (looks, writes) = (self.reconcile_times.len(), self.writes);
         println!(
             "{what} {groups}: {looks} looks, {writes} writes, {:.2} s; p50 {:.2} ms, p99 {:.2} ms, most {:.2} ms",
             total.as_secs_f64(),
@@ -85,20 +92,20 @@ impl Bench {
             at(99),
             at(100)
         );
-        self.looks.clear();
+        self.reconcile_times.clear();
         self.writes = 0;
     }
 
     /// Kubernetes moves when the operator has nothing to do, and time passes when both have not.
-    fn carry_on(&mut self) {
+    fn run_until_idle(&mut self) {
         loop {
             if let Some(key) = self.queue.pop_front() {
                 self.queued.remove(&key);
-                self.look(&key);
-            } else if let Some((kind, name)) = self.server.restless.first().cloned() {
+                self.reconcile(&key);
+            } else if let Some((kind, name)) = self.server.unsettled.first().cloned() {
                 let news = self.server.advance(kind, &name);
-                self.hear(news);
-            } else if let Some((key, due)) = self.later.pop_first() {
+                self.apply_changes(news);
+            } else if let Some((key, due)) = self.scheduled.pop_first() {
                 self.server.now = self.server.now.max(due);
                 self.push(key);
             } else {
@@ -107,35 +114,35 @@ impl Bench {
         }
     }
 
-    fn look(&mut self, key: &Key) {
+    fn reconcile(&mut self, key: &ResourceKey) {
         let begun = Instant::now();
-        let plan = plan::observed(&self.observed, key, GangScheduler::default(), self.server.now).unwrap();
+        let plan = plan::plan_for(&self.observed, key, GangScheduler::default(), self.server.now).unwrap();
         let mut took = begun.elapsed();
-        if let Some(at) = plan.again_at {
-            self.later.insert(key.clone(), at);
+        if let Some(at) = plan.requeue_at {
+            self.scheduled.insert(key.clone(), at);
         }
         for step in &plan.steps {
             self.writes += 1;
             let news = self.server.write(&step.action).unwrap();
-            took += self.hear(news);
+            took += self.apply_changes(news);
         }
-        self.looks.push(took);
+        self.reconcile_times.push(took);
     }
 
-    fn hear(&mut self, news: Vec<Change>) -> Duration {
+    fn apply_changes(&mut self, news: Vec<ResourceChange>) -> Duration {
         let mut took = Duration::ZERO;
         for change in news {
-            let Change::Is(kind, object) = change else { continue };
+            let ResourceChange::Present(kind, object) = change else { continue };
             let object = serde_json::from_value(object).unwrap();
             let begun = Instant::now();
-            let concerns = self.observed.lock().take(kind, object);
+            let concerns = self.observed.lock().upsert(kind, object);
             took += begun.elapsed();
             concerns.into_iter().for_each(|key| self.push(key));
         }
         took
     }
 
-    fn push(&mut self, key: Key) {
+    fn push(&mut self, key: ResourceKey) {
         if self.queued.insert(key.clone()) {
             self.queue.push_back(key);
         }

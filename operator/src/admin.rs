@@ -11,14 +11,14 @@ use axum::routing::get;
 use moongate_runtime::net::TcpListener;
 use moongate_runtime::{ListenerLimits, Supervisor, serve};
 
-use crate::Metrics;
+use crate::OperatorMetrics;
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Probes and a few scrapers.
 const MAX_CONNECTIONS: usize = 64;
 
 /// Serves `/healthz`, `/readyz` and `/metrics` until the supervisor stops.
-pub fn start(listener: TcpListener, metrics: Arc<Metrics>, supervisor: &Supervisor) {
+pub fn start(listener: TcpListener, metrics: Arc<OperatorMetrics>, supervisor: &Supervisor) {
     let routes = Router::new()
         .route("/healthz", get(async || "ok"))
         .route("/readyz", get(ready))
@@ -28,13 +28,13 @@ pub fn start(listener: TcpListener, metrics: Arc<Metrics>, supervisor: &Supervis
     serve(listener, routes, limits, supervisor.token(), supervisor);
 }
 
-async fn ready(State(metrics): State<Arc<Metrics>>) -> Response {
+async fn ready(State(metrics): State<Arc<OperatorMetrics>>) -> Response {
     match metrics.is_ready() {
         true => "ok".into_response(),
         false => (StatusCode::SERVICE_UNAVAILABLE, "starting").into_response(),
     }
 }
 
-async fn text(State(metrics): State<Arc<Metrics>>) -> Response {
+async fn text(State(metrics): State<Arc<OperatorMetrics>>) -> Response {
     ([(CONTENT_TYPE, OPENMETRICS)], metrics.text()).into_response()
 }

@@ -17,16 +17,16 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::observed::Live;
-use crate::plan::{Action, Step};
-use crate::{Kind, Metrics, status};
+use crate::plan::{PlanStep, WriteAction};
+use crate::resource_cache::ObservedResource;
+use crate::{OperatorMetrics, ResourceKind, status};
 
 /// Events that wait to be written. Beyond that they are dropped: they are told to people, and nothing depends on them.
-const MAX_WAITING: usize = 256;
+const MAX_PENDING: usize = 256;
 /// For so long the same is not told again.
-const QUIET: Duration = Duration::from_secs(600);
+const REPEAT_INTERVAL: Duration = Duration::from_secs(600);
 /// Events that are remembered for that.
-const MAX_TOLD: usize = 4096;
+const MAX_RECENT: usize = 4096;
 /// Longest text that the API server takes.
 const MAX_NOTE: usize = 1024;
 
@@ -36,7 +36,7 @@ const WARNINGS: [&str; 5] =
 
 /// Something to tell of an object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct News {
+pub struct EventRecord {
     /// Whether someone should look at it.
     pub is_warning: bool,
     /// Why, in one word.
@@ -45,7 +45,7 @@ pub struct News {
     pub note: String,
 }
 
-impl News {
+impl EventRecord {
     fn normal(reason: &str, note: String) -> Self {
         Self { is_warning: false, reason: reason.to_owned(), note }
     }
@@ -56,23 +56,27 @@ impl News {
 
     /// What a step that has been taken is worth telling; `before` is the object whose plan it belongs to.
     #[must_use]
-    pub fn of(step: &Step, before: impl FnOnce() -> Value) -> Vec<Self> {
+    pub fn for_step(step: &PlanStep, before: impl FnOnce() -> Value) -> Vec<Self> {
         match &step.action {
-            Action::Delete { kind: Kind::Revision, .. } => Vec::new(),
-            Action::Delete { kind: Kind::Warmup, .. } => {
+            WriteAction::Delete { kind: ResourceKind::Revision, .. } => Vec::new(),
+            WriteAction::Delete { kind: ResourceKind::Warmup, .. } => {
                 vec![Self::normal("TTLExpired", step.reason.clone())]
             }
-            Action::Create(manifest) if Kind::of(manifest) == Some(Kind::WarmupPod) => {
+            WriteAction::Create(manifest)
+                if ResourceKind::from_manifest(manifest) == Some(ResourceKind::WarmupPod) =>
+            {
                 vec![Self::normal("CreatedPod", step.reason.clone())]
             }
-            Action::Patch { kind: Kind::Warmup, status: true, body, .. } => warmup::news(&before(), body),
-            Action::Delete { kind, name, .. } => {
+            WriteAction::Patch { kind: ResourceKind::Warmup, status: true, body, .. } => {
+                warmup::event_records(&before(), body)
+            }
+            WriteAction::Delete { kind, name, .. } => {
                 vec![Self::normal("Deleted", format!("{} {name}: {}", kind.name(), step.reason))]
             }
-            Action::Patch { kind: Kind::Pod, status: false, .. } => {
+            WriteAction::Patch { kind: ResourceKind::Pod, status: false, .. } => {
                 vec![Self::normal("UpdatedInPlace", step.reason.clone())]
             }
-            Action::Patch { status: true, body, .. } => {
+            WriteAction::Patch { status: true, body, .. } => {
                 let mut news: Vec<_> = warnings(body).collect();
                 let before = before();
                 let old: Vec<_> = warnings(&before).collect();
@@ -86,36 +90,36 @@ impl News {
 
     /// What a refusal of the API server is worth telling. Conflicts and overload pass.
     #[must_use]
-    pub fn of_failure(step: &Step, error: &Error) -> Option<Self> {
+    pub fn for_failure(step: &PlanStep, error: &Error) -> Option<Self> {
         let Error::Api(status) = error else { return None };
         let lasts = matches!(status.code, 400 | 403 | 422);
         lasts.then(|| Self::warning("WriteRefused", format!("{}: {}", step.reason, status.message)))
     }
 }
 
-fn warnings(object: &Value) -> impl Iterator<Item = News> {
+fn warnings(object: &Value) -> impl Iterator<Item = EventRecord> {
     let conditions = object["status"]["conditions"].as_array().into_iter().flatten();
     conditions.filter_map(|condition| {
         let reason = condition["reason"].as_str().filter(|reason| WARNINGS.contains(reason))?;
-        Some(News::warning(reason, condition["message"].as_str()?.to_owned()))
+        Some(EventRecord::warning(reason, condition["message"].as_str()?.to_owned()))
     })
 }
 
 /// Takes what is told, without waiting.
 #[derive(Debug, Clone)]
-pub(crate) struct Teller {
-    waiting: mpsc::Sender<(ObjectReference, News)>,
-    metrics: Arc<Metrics>,
+pub(crate) struct EventRecorder {
+    pending: mpsc::Sender<(ObjectReference, EventRecord)>,
+    metrics: Arc<OperatorMetrics>,
 }
 
-impl Teller {
+impl EventRecorder {
     /// A teller, and what writes its events.
-    pub(crate) fn new(client: Client, metrics: Arc<Metrics>) -> (Self, impl Future<Output = ()>) {
-        let (waiting, told) = mpsc::channel(MAX_WAITING);
-        (Self { waiting, metrics }, write(client, told))
+    pub(crate) fn new(client: Client, metrics: Arc<OperatorMetrics>) -> (Self, impl Future<Output = ()>) {
+        let (waiting, told) = mpsc::channel(MAX_PENDING);
+        (Self { pending: waiting, metrics }, write_events(client, told))
     }
 
-    pub(crate) fn tell(&self, of: &Live, news: impl IntoIterator<Item = News>) {
+    pub(crate) fn record(&self, of: &ObservedResource, news: impl IntoIterator<Item = EventRecord>) {
         for one in news {
             let object = ObjectReference {
                 api_version: Some(of.key.kind.api_version().to_owned()),
@@ -125,16 +129,16 @@ impl Teller {
                 uid: Some(of.uid.clone()),
                 ..ObjectReference::default()
             };
-            if self.waiting.try_send((object, one)).is_err() {
+            if self.pending.try_send((object, one)).is_err() {
                 self.metrics.event_dropped();
             }
         }
     }
 }
 
-async fn write(client: Client, mut waiting: mpsc::Receiver<(ObjectReference, News)>) {
+async fn write_events(client: Client, mut waiting: mpsc::Receiver<(ObjectReference, EventRecord)>) {
     let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "moongate".to_owned());
-    let mut told = Told::default();
+    let mut told = RecentEvents::default();
     while let Some((object, news)) = waiting.recv().await {
         if !told.is_new(object.uid.as_deref().unwrap_or_default(), &news, Instant::now()) {
             continue;
@@ -147,7 +151,7 @@ async fn write(client: Client, mut waiting: mpsc::Receiver<(ObjectReference, New
     }
 }
 
-fn event(object: ObjectReference, news: News, host: &str) -> Event {
+fn event(object: ObjectReference, news: EventRecord, host: &str) -> Event {
     let mut note = news.note;
     note.truncate(note.floor_char_boundary(MAX_NOTE));
     let name = format!("{}.{:016x}", object.name.as_deref().unwrap_or_default(), fastrand::u64(..));
@@ -171,19 +175,19 @@ fn event(object: ObjectReference, news: News, host: &str) -> Event {
 
 /// What was told of late.
 #[derive(Default)]
-struct Told(HashMap<(String, News), Instant>);
+struct RecentEvents(HashMap<(String, EventRecord), Instant>);
 
-impl Told {
-    fn is_new(&mut self, uid: &str, news: &News, now: Instant) -> bool {
+impl RecentEvents {
+    fn is_new(&mut self, uid: &str, news: &EventRecord, now: Instant) -> bool {
         let key = (uid.to_owned(), news.clone());
-        let is_recent = |at: &Instant| now.duration_since(*at) < QUIET;
+        let is_recent = |at: &Instant| now.duration_since(*at) < REPEAT_INTERVAL;
         if self.0.get(&key).is_some_and(is_recent) {
             return false;
         }
-        if self.0.len() >= MAX_TOLD {
+        if self.0.len() >= MAX_RECENT {
             self.0.retain(|_, at| is_recent(at));
         }
-        if self.0.len() < MAX_TOLD {
+        if self.0.len() < MAX_RECENT {
             self.0.insert(key, now);
         }
         true
@@ -196,26 +200,26 @@ mod tests {
 
     use super::*;
 
-    fn step(action: Action) -> Step {
-        Step { action, reason: "because".to_owned() }
+    fn step(action: WriteAction) -> PlanStep {
+        PlanStep { action, reason: "because".to_owned() }
     }
 
     fn status(conditions: Value) -> Value {
         json!({ "status": { "conditions": conditions } })
     }
 
-    fn patch(kind: Kind, is_status: bool, body: Value) -> Step {
-        step(Action::Patch { kind, name: "p".to_owned(), status: is_status, body })
+    fn patch(kind: ResourceKind, is_status: bool, body: Value) -> PlanStep {
+        step(WriteAction::Patch { kind, name: "p".to_owned(), status: is_status, body })
     }
 
     #[test]
     fn what_ends_or_restarts_something_is_told() {
-        let delete = |kind| step(Action::Delete { kind, name: "p".to_owned(), uid: String::new() });
-        let told = News::of(&delete(Kind::Pod), || Value::Null);
-        assert_eq!(told, [News::normal("Deleted", "Pod p: because".to_owned())]);
-        assert_eq!(News::of(&delete(Kind::Revision), || Value::Null), []);
-        let told = News::of(&patch(Kind::Pod, false, json!({})), || Value::Null);
-        assert_eq!(told, [News::normal("UpdatedInPlace", "because".to_owned())]);
+        let delete = |kind| step(WriteAction::Delete { kind, name: "p".to_owned(), uid: String::new() });
+        let told = EventRecord::for_step(&delete(ResourceKind::Pod), || Value::Null);
+        assert_eq!(told, [EventRecord::normal("Deleted", "Pod p: because".to_owned())]);
+        assert_eq!(EventRecord::for_step(&delete(ResourceKind::Revision), || Value::Null), []);
+        let told = EventRecord::for_step(&patch(ResourceKind::Pod, false, json!({})), || Value::Null);
+        assert_eq!(told, [EventRecord::normal("UpdatedInPlace", "because".to_owned())]);
     }
 
     #[test]
@@ -223,7 +227,8 @@ mod tests {
         let invalid = |message: &str| json!({ "reason": "InvalidSpec", "message": message });
         let fine = json!({ "reason": "AllRolesReady", "message": "" });
         let told = |now: Value, before: Value| {
-            let news = News::of(&patch(Kind::Group, true, status(now)), || status(before));
+            let news =
+                EventRecord::for_step(&patch(ResourceKind::Group, true, status(now)), || status(before));
             news.into_iter().map(|news| news.note).collect::<Vec<_>>()
         };
         assert_eq!(told(json!([invalid("a"), invalid("a")]), json!([fine])), ["a"]);
@@ -236,30 +241,33 @@ mod tests {
     fn only_refusals_that_last_are_told() {
         let refused = |code| {
             let status = kube::core::Status::failure("quota", "Forbidden").with_code(code);
-            News::of_failure(&patch(Kind::Pod, true, json!({})), &Error::Api(Box::new(status)))
+            EventRecord::for_failure(
+                &patch(ResourceKind::Pod, true, json!({})),
+                &Error::Api(Box::new(status)),
+            )
         };
-        assert_eq!(refused(403), Some(News::warning("WriteRefused", "because: quota".to_owned())));
+        assert_eq!(refused(403), Some(EventRecord::warning("WriteRefused", "because: quota".to_owned())));
         assert_eq!(refused(409), None);
         assert_eq!(refused(500), None);
     }
 
     #[test]
     fn the_same_is_told_again_only_after_a_while() {
-        let (mut told, now) = (Told::default(), Instant::now());
-        let news = News::warning("WriteRefused", "quota".to_owned());
+        let (mut told, now) = (RecentEvents::default(), Instant::now());
+        let news = EventRecord::warning("WriteRefused", "quota".to_owned());
         assert!(told.is_new("a", &news, now));
-        assert!(!told.is_new("a", &news, now + QUIET / 2));
+        assert!(!told.is_new("a", &news, now + REPEAT_INTERVAL / 2));
         assert!(told.is_new("b", &news, now));
-        assert!(told.is_new("a", &news, now + QUIET));
-        for uid in 0..2 * MAX_TOLD {
-            assert!(told.is_new(&format!("{uid}"), &news, now + QUIET));
+        assert!(told.is_new("a", &news, now + REPEAT_INTERVAL));
+        for uid in 0..2 * MAX_RECENT {
+            assert!(told.is_new(&format!("{uid}"), &news, now + REPEAT_INTERVAL));
         }
-        assert!(told.0.len() <= MAX_TOLD);
+        assert!(told.0.len() <= MAX_RECENT);
     }
 
     #[test]
     fn a_long_text_is_cut_where_a_letter_ends() {
-        let news = News::warning("WriteRefused", "ä".repeat(MAX_NOTE));
+        let news = EventRecord::warning("WriteRefused", "ä".repeat(MAX_NOTE));
         let event = event(ObjectReference::default(), news, "host");
         assert_eq!(event.note.unwrap().len(), MAX_NOTE);
     }

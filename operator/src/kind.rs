@@ -5,7 +5,7 @@ use moongate_render::Manifest;
 
 /// A kind of object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum ResourceKind {
     /// `RoleBasedGroupSet`
     GroupSet,
     /// `RoleBasedGroup`
@@ -49,9 +49,9 @@ pub enum Kind {
 }
 
 /// Pods of groups, less those of RoleInstances.
-const FOREIGN: &str = "rbg.workloads.x-k8s.io/group-name,!rbg.workloads.x-k8s.io/role-instance-name";
+const EXTERNAL_PODS: &str = "rbg.workloads.x-k8s.io/group-name,!rbg.workloads.x-k8s.io/role-instance-name";
 
-impl Kind {
+impl ResourceKind {
     /// All of them.
     pub const ALL: [Self; 20] = [
         Self::GroupSet,
@@ -102,13 +102,13 @@ impl Kind {
 
     /// The kind of that name, if it is one of ours.
     #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
+    pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
     /// The kind of an object to write.
     #[must_use]
-    pub fn of(manifest: &Manifest) -> Option<Self> {
+    pub fn from_manifest(manifest: &Manifest) -> Option<Self> {
         let is_it =
             |kind: &Self| kind.name() == manifest.kind() && kind.api_version() == manifest.api_version();
         let kind = Self::ALL.into_iter().find(is_it)?;
@@ -173,7 +173,7 @@ impl Kind {
         match self {
             Self::Pod => Some(rbg_api::keys::ROLE_INSTANCE_NAME),
             Self::WarmupPod => Some(rbg_api::keys::WARMUP_NAME),
-            Self::ForeignPod => Some(FOREIGN),
+            Self::ForeignPod => Some(EXTERNAL_PODS),
             Self::Service | Self::StatefulSet | Self::Deployment | Self::LeaderWorkerSet => {
                 Some(rbg_api::keys::GROUP_NAME)
             }

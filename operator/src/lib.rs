@@ -14,21 +14,21 @@
 //! Nothing is remembered that is not in an object: a process that takes over sees the same and goes on.
 
 pub mod admin;
-pub mod admission;
-pub mod apply;
 pub mod controllers;
 pub mod events;
 pub mod forecast;
 pub mod kind;
 pub mod kubectl;
 mod metrics;
-pub mod observed;
 pub mod plan;
+pub mod resource_cache;
+pub mod resource_writer;
 mod spans;
 pub mod status;
+pub mod validation;
 pub mod webhooks;
 
-pub use controllers::{Options, TimeLimits, client, run};
-pub use kind::Kind;
-pub use metrics::Metrics;
+pub use controllers::{ApiServerTimeouts, OperatorOptions, client, run};
+pub use kind::ResourceKind;
+pub use metrics::OperatorMetrics;
 pub use moongate_render::GangScheduler;

@@ -11,63 +11,63 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::Kind;
+use crate::ResourceKind;
 
 /// Seconds for a plan, and for a plan and its writes.
 const BUCKETS: [f64; 16] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 2.0, 5.0, 30.0];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Reconciled {
+struct ReconcileLabels {
     kind: &'static str,
     outcome: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfKind {
+struct KindLabels {
     kind: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Asked {
+struct ApiRequestLabels {
     method: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Answered {
+struct WebhookLabels {
     webhook: &'static str,
     answer: &'static str,
 }
 
 /// How a look at an object ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum ReconcileOutcome {
     /// All of its steps were taken, if there were any.
     Done,
     /// The object cannot be planned for.
-    Unplanned,
+    InvalidSpec,
     /// The API server refused a step, or could not be asked.
     Failed,
 }
 
 /// Metrics of one operator.
 #[derive(Debug)]
-pub struct Metrics {
+pub struct OperatorMetrics {
     registry: Registry,
-    reconciles: Family<Reconciled, Counter>,
-    durations: Family<OfKind, Histogram>,
-    plans: Family<OfKind, Histogram>,
+    reconciles: Family<ReconcileLabels, Counter>,
+    durations: Family<KindLabels, Histogram>,
+    plans: Family<KindLabels, Histogram>,
     queued: Gauge,
-    requests: Family<Asked, Counter>,
-    watch_failures: Family<OfKind, Counter>,
+    requests: Family<ApiRequestLabels, Counter>,
+    watch_failures: Family<KindLabels, Counter>,
     leading: Gauge,
     events_dropped: Counter,
-    webhooks: Family<Answered, Counter>,
-    listed: AtomicBool,
-    waits_for_webhooks: AtomicBool,
+    webhooks: Family<WebhookLabels, Counter>,
+    synced: AtomicBool,
+    webhooks_pending: AtomicBool,
 }
 
-impl Default for Metrics {
+impl Default for OperatorMetrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("moongate_operator");
         let metrics = Self {
@@ -80,8 +80,8 @@ impl Default for Metrics {
             leading: Gauge::default(),
             events_dropped: Counter::default(),
             webhooks: Family::default(),
-            listed: AtomicBool::new(false),
-            waits_for_webhooks: AtomicBool::new(false),
+            synced: AtomicBool::new(false),
+            webhooks_pending: AtomicBool::new(false),
             registry: Registry::default(),
         };
         registry.register(
@@ -111,7 +111,7 @@ impl Default for Metrics {
     }
 }
 
-impl Metrics {
+impl OperatorMetrics {
     /// In OpenMetrics' text format.
     #[must_use]
     pub fn text(&self) -> String {
@@ -124,13 +124,13 @@ impl Metrics {
 
     /// All metrics of an operator as Prometheus scrapes them, each with a sample: what the table in `docs/metrics.md` is made of.
     #[must_use]
-    pub fn all() -> String {
+    pub fn sample_text() -> String {
         let metrics = Self::default();
-        metrics.reconciled(Kind::Group, Ended::Done, Duration::ZERO);
-        metrics.planned(Kind::Group, Duration::ZERO);
-        metrics.asked("");
-        metrics.watch_failed(Kind::Group);
-        metrics.webhook_answered("", "");
+        metrics.observe_reconcile(ResourceKind::Group, ReconcileOutcome::Done, Duration::ZERO);
+        metrics.observe_plan(ResourceKind::Group, Duration::ZERO);
+        metrics.count_api_request("");
+        metrics.watch_failed(ResourceKind::Group);
+        metrics.count_webhook_request("", "");
         metrics.text()
     }
 
@@ -138,55 +138,55 @@ impl Metrics {
     /// if it has any, can be asked.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        let works = self.leading.get() == 0 || self.listed.load(Ordering::Relaxed);
-        works && !self.waits_for_webhooks.load(Ordering::Relaxed)
+        let works = self.leading.get() == 0 || self.synced.load(Ordering::Relaxed);
+        works && !self.webhooks_pending.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn reconciled(&self, kind: Kind, ended: Ended, took: Duration) {
+    pub(crate) fn observe_reconcile(&self, kind: ResourceKind, ended: ReconcileOutcome, took: Duration) {
         let kind = kind.name();
         let outcome = match ended {
-            Ended::Done => "done",
-            Ended::Unplanned => "unplanned",
-            Ended::Failed => "failed",
+            ReconcileOutcome::Done => "done",
+            ReconcileOutcome::InvalidSpec => "unplanned",
+            ReconcileOutcome::Failed => "failed",
         };
-        self.reconciles.get_or_create(&Reconciled { kind, outcome }).inc();
-        self.durations.get_or_create(&OfKind { kind }).observe(took.as_secs_f64());
+        self.reconciles.get_or_create(&ReconcileLabels { kind, outcome }).inc();
+        self.durations.get_or_create(&KindLabels { kind }).observe(took.as_secs_f64());
     }
 
-    pub(crate) fn planned(&self, kind: Kind, took: Duration) {
-        self.plans.get_or_create(&OfKind { kind: kind.name() }).observe(took.as_secs_f64());
+    pub(crate) fn observe_plan(&self, kind: ResourceKind, took: Duration) {
+        self.plans.get_or_create(&KindLabels { kind: kind.name() }).observe(took.as_secs_f64());
     }
 
-    pub(crate) fn queued(&self, objects: usize) {
+    pub(crate) fn set_queued(&self, objects: usize) {
         self.queued.set(i64::try_from(objects).unwrap_or(i64::MAX));
     }
 
-    pub(crate) fn asked(&self, method: &str) {
-        self.requests.get_or_create(&Asked { method: method.to_owned() }).inc();
+    pub(crate) fn count_api_request(&self, method: &str) {
+        self.requests.get_or_create(&ApiRequestLabels { method: method.to_owned() }).inc();
     }
 
-    pub(crate) fn watch_failed(&self, kind: Kind) {
-        self.watch_failures.get_or_create(&OfKind { kind: kind.name() }).inc();
+    pub(crate) fn watch_failed(&self, kind: ResourceKind) {
+        self.watch_failures.get_or_create(&KindLabels { kind: kind.name() }).inc();
     }
 
-    pub(crate) fn leads(&self, leads: bool) {
+    pub(crate) fn set_leading(&self, leads: bool) {
         self.leading.set(leads.into());
     }
 
-    pub(crate) fn all_are_listed(&self) {
-        self.listed.store(true, Ordering::Relaxed);
+    pub(crate) fn set_synced(&self) {
+        self.synced.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn event_dropped(&self) {
         self.events_dropped.inc();
     }
 
-    pub(crate) fn webhook_answered(&self, webhook: &'static str, answer: &'static str) {
-        self.webhooks.get_or_create(&Answered { webhook, answer }).inc();
+    pub(crate) fn count_webhook_request(&self, webhook: &'static str, answer: &'static str) {
+        self.webhooks.get_or_create(&WebhookLabels { webhook, answer }).inc();
     }
 
-    pub(crate) fn waits_for_webhooks(&self, waits: bool) {
-        self.waits_for_webhooks.store(waits, Ordering::Relaxed);
+    pub(crate) fn set_webhooks_pending(&self, waits: bool) {
+        self.webhooks_pending.store(waits, Ordering::Relaxed);
     }
 }
 
@@ -196,13 +196,13 @@ mod tests {
 
     #[test]
     fn ready_is_who_stands_by_or_has_seen_all_and_can_be_asked() {
-        let metrics = Metrics::default();
+        let metrics = OperatorMetrics::default();
         assert!(metrics.is_ready());
-        metrics.leads(true);
+        metrics.set_leading(true);
         assert!(!metrics.is_ready());
-        metrics.all_are_listed();
+        metrics.set_synced();
         assert!(metrics.is_ready());
-        metrics.waits_for_webhooks(true);
+        metrics.set_webhooks_pending(true);
         assert!(!metrics.is_ready());
     }
 }

@@ -2,10 +2,10 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use k8s_openapi::jiff::Timestamp;
-use moongate_operator::forecast::{Forecast, Server, What, forecast};
-use moongate_operator::kubectl::{ImageWish, KubectlError, paused, restarted, with_images};
-use moongate_operator::{GangScheduler, Kind};
-use rbg_api::conversion::{Version, convert};
+use moongate_operator::forecast::{RolloutForecast, SimulatedApiServer, StepEffect, forecast};
+use moongate_operator::kubectl::{ImageAssignment, KubectlError, restart_pods, set_images, set_paused};
+use moongate_operator::{GangScheduler, ResourceKind};
+use rbg_api::conversion::{ApiVersion, convert};
 use serde_json::{Value, json};
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/examples");
@@ -31,53 +31,58 @@ fn group(roles: &Value) -> Value {
 }
 
 /// A cluster in which the group is up, and what was foreseen of its making.
-fn up(group: &Value) -> (Server, Forecast) {
-    let mut server = Server::new(Timestamp::from_second(1_790_000_000).unwrap());
-    server.create(Kind::Group, convert(group, Version::V1alpha2).unwrap());
+fn up(group: &Value) -> (SimulatedApiServer, RolloutForecast) {
+    let mut server = SimulatedApiServer::new(Timestamp::from_second(1_790_000_000).unwrap());
+    server.create(ResourceKind::Group, convert(group, ApiVersion::V1alpha2).unwrap());
     let made = forecast(&mut server, GangScheduler::default(), &[]);
     assert!(made.problems.is_empty(), "{:?}", made.problems);
     (server, made)
 }
 
 /// What comes of a change of the only group.
-fn foreseen(server: &mut Server, change: impl FnOnce(&mut Value) -> Result<(), KubectlError>) -> Forecast {
-    let mut group = server.all(Kind::Group).next().unwrap().clone();
+fn foreseen(
+    server: &mut SimulatedApiServer,
+    change: impl FnOnce(&mut Value) -> Result<(), KubectlError>,
+) -> RolloutForecast {
+    let mut group = server.all(ResourceKind::Group).next().unwrap().clone();
     change(&mut group).unwrap();
-    server.put(Kind::Group, group);
+    server.put(ResourceKind::Group, group);
     forecast(server, GangScheduler::default(), &[])
 }
 
 /// Steps about pods: what, and which.
-fn pods(forecast: &Forecast) -> Vec<(What, &str)> {
+fn pods(forecast: &RolloutForecast) -> Vec<(StepEffect, &str)> {
     let pods = forecast.steps.iter().filter(|step| step.kind == "Pod");
     pods.map(|step| (step.what, step.name.as_str())).collect()
 }
 
-fn wish(text: &str) -> ImageWish {
+fn wish(text: &str) -> ImageAssignment {
     text.parse().unwrap()
 }
 
 #[test]
-fn an_image_of_either_version_restarts_the_three_stores_in_place() {
+fn image_change_restarts_the_three_stores_in_place() {
     for (file, container) in [(V1ALPHA1, "store"), (V1ALPHA2, "sglang")] {
         let mut written = example(file);
         let (mut server, made) = up(&written);
-        assert!(pods(&made).iter().all(|(what, _)| *what == What::Create), "{file}");
-        with_images(&mut written, &[wish("mooncake-store=lmsysorg/sglang:v0.5.6")]).unwrap();
-        let mut wanted = convert(&written, Version::V1alpha2).unwrap();
+        assert!(pods(&made).iter().all(|(what, _)| *what == StepEffect::Create), "{file}");
+        set_images(&mut written, &[wish("mooncake-store=lmsysorg/sglang:v0.5.6")]).unwrap();
+        let mut wanted = convert(&written, ApiVersion::V1alpha2).unwrap();
         let update = foreseen(&mut server, |group| {
             group["spec"] = wanted["spec"].take();
             Ok(())
         });
-        let restarts: Vec<_> = update.steps.iter().filter(|step| step.what == What::RestartInPlace).collect();
+        let restarts: Vec<_> =
+            update.steps.iter().filter(|step| step.what == StepEffect::RestartInPlace).collect();
         assert_eq!(restarts.len(), 3, "{file}: {:?}", update.steps);
         for step in restarts {
             assert_eq!(step.role, "mooncake-store", "{file}");
             let image = &step.images[0];
             assert_eq!((image.container.as_str(), image.to.as_str()), (container, "lmsysorg/sglang:v0.5.6"));
         }
-        let others =
-            pods(&update).into_iter().filter(|(what, _)| !matches!(what, What::RestartInPlace | What::Drain));
+        let others = pods(&update)
+            .into_iter()
+            .filter(|(what, _)| !matches!(what, StepEffect::RestartInPlace | StepEffect::Drain));
         assert_eq!(others.count(), 0, "{file}");
         let stores = update.roles.iter().find(|role| role.name == "mooncake-store").unwrap();
         assert_eq!((stores.pods, stores.restarted, stores.out_of_service), (3, 3, 1), "{file}");
@@ -85,15 +90,19 @@ fn an_image_of_either_version_restarts_the_three_stores_in_place() {
 }
 
 #[test]
-fn what_cannot_be_done_in_place_is_done_from_the_highest_instance() {
+fn recreation_starts_from_the_highest_instance() {
     let (mut server, _) = up(&group(&json!([role("a", 2), role("b", 1)])));
     let update = foreseen(&mut server, |group| {
         group["spec"]["roles"][0]["standalonePattern"]["template"]["spec"]["containers"][0]["args"] =
             json!(["-v"]);
         Ok(())
     });
-    let expected =
-        [(What::Delete, "g-a-1"), (What::Create, "g-a-1"), (What::Delete, "g-a-0"), (What::Create, "g-a-0")];
+    let expected = [
+        (StepEffect::Delete, "g-a-1"),
+        (StepEffect::Create, "g-a-1"),
+        (StepEffect::Delete, "g-a-0"),
+        (StepEffect::Create, "g-a-0"),
+    ];
     assert_eq!(pods(&update), expected);
     assert!(update.steps.iter().any(|step| step.reason.contains("more than its images")));
 }
@@ -102,13 +111,13 @@ fn what_cannot_be_done_in_place_is_done_from_the_highest_instance() {
 fn a_restart_makes_pods_anew_and_a_pause_holds_updates_back() {
     let (mut server, _) = up(&group(&json!([role("a", 1), role("b", 1)])));
     let names = ["b".to_owned()];
-    let restart = foreseen(&mut server, |group| restarted(group, &names, "2026-01-01T00:00:00Z"));
-    assert_eq!(pods(&restart), [(What::Delete, "g-b-0"), (What::Create, "g-b-0")]);
-    assert!(foreseen(&mut server, |group| paused(group, &[], true)).steps.is_empty());
+    let restart = foreseen(&mut server, |group| restart_pods(group, &names, "2026-01-01T00:00:00Z"));
+    assert_eq!(pods(&restart), [(StepEffect::Delete, "g-b-0"), (StepEffect::Create, "g-b-0")]);
+    assert!(foreseen(&mut server, |group| set_paused(group, &[], true)).steps.is_empty());
     let image = [wish("a/engine=engine:2")];
-    assert_eq!(pods(&foreseen(&mut server, |group| with_images(group, &image))), []);
-    let resumed = foreseen(&mut server, |group| paused(group, &["a".to_owned()], false));
-    assert_eq!(pods(&resumed), [(What::RestartInPlace, "g-a-0")]);
+    assert_eq!(pods(&foreseen(&mut server, |group| set_images(group, &image))), []);
+    let resumed = foreseen(&mut server, |group| set_paused(group, &["a".to_owned()], false));
+    assert_eq!(pods(&resumed), [(StepEffect::RestartInPlace, "g-a-0")]);
 }
 
 #[test]
@@ -117,12 +126,12 @@ fn waiting_is_told_and_takes_no_time() {
     slow["rolloutStrategy"] = json!({ "type": "RollingUpdate", "rollingUpdate": {
         "inPlaceUpdateStrategy": { "gracePeriodSeconds": 30 } } });
     let (mut server, _) = up(&group(&json!([slow])));
-    let update = foreseen(&mut server, |group| with_images(group, &[wish("engine:2")]));
+    let update = foreseen(&mut server, |group| set_images(group, &[wish("engine:2")]));
     let expected = [
-        (What::Drain, "g-a-1"),
-        (What::RestartInPlace, "g-a-1"),
-        (What::Drain, "g-a-0"),
-        (What::RestartInPlace, "g-a-0"),
+        (StepEffect::Drain, "g-a-1"),
+        (StepEffect::RestartInPlace, "g-a-1"),
+        (StepEffect::Drain, "g-a-0"),
+        (StepEffect::RestartInPlace, "g-a-0"),
     ];
     assert_eq!(pods(&update), expected);
     let waited: Vec<i64> =
@@ -134,14 +143,14 @@ fn waiting_is_told_and_takes_no_time() {
 fn whoever_is_unclear_is_told_what_there_is() {
     let refused = |wish_text: &str| {
         let mut group = group(&json!([role("a", 1)]));
-        with_images(&mut group, &[wish(wish_text)]).unwrap_err().to_string()
+        set_images(&mut group, &[wish(wish_text)]).unwrap_err().to_string()
     };
     assert_eq!(refused("z=engine:2"), "the group has no role `z`; there are: a");
     assert_eq!(refused("a/z=engine:2"), "role `a` has no container `z`; there are: engine, side");
     assert!(refused("a=other:2").starts_with("role `a` has several containers: say a/CONTAINER=other:2"));
     assert!(refused("other:2").starts_with("no container runs another tag of other:2"));
     let mut group = group(&json!([role("a", 1)]));
-    with_images(&mut group, &[wish("a=engine:2")]).unwrap();
+    set_images(&mut group, &[wish("a=engine:2")]).unwrap();
     let containers = &group["spec"]["roles"][0]["standalonePattern"]["template"]["spec"]["containers"];
     assert_eq!((&containers[0]["image"], &containers[1]["image"]), (&json!("engine:2"), &json!("side:1")));
 }
@@ -156,6 +165,6 @@ fn a_template_that_roles_share_stays_as_it_is() {
     let template = json!({ "spec": { "containers": [{ "name": "engine", "image": "engine:1" }] } });
     written["spec"]["roleTemplates"] = json!([{ "name": "t", "template": template }]);
     let (mut server, _) = up(&written);
-    let update = foreseen(&mut server, |group| with_images(group, &[wish("a=engine:2")]));
-    assert_eq!(pods(&update), [(What::RestartInPlace, "g-a-0")]);
+    let update = foreseen(&mut server, |group| set_images(group, &[wish("a=engine:2")]));
+    assert_eq!(pods(&update), [(StepEffect::RestartInPlace, "g-a-0")]);
 }

@@ -2,21 +2,21 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use k8s_openapi::jiff::Timestamp;
-use moongate_operator::Kind;
-use moongate_operator::plan::{self, Action, GroupSetInput, MAX_UNAVAILABLE};
+use moongate_operator::ResourceKind;
+use moongate_operator::plan::{self, GroupSetInput, MAX_UNAVAILABLE, WriteAction};
 use rbg_api::keys;
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupSet};
 use serde_json::{Value, json};
 
 /// A set and its groups.
-struct World {
+struct GroupSetFixture {
     set: RoleBasedGroupSet,
     groups: Vec<RoleBasedGroup>,
     others: Vec<String>,
     uids: u32,
 }
 
-impl World {
+impl GroupSetFixture {
     fn new(replicas: i32) -> Self {
         let set = json!({
             "metadata": { "name": "s", "namespace": "n", "uid": "set", "generation": 1 },
@@ -53,9 +53,9 @@ impl World {
         panic!("the plan has no end");
     }
 
-    fn write(&mut self, action: Action) -> Option<String> {
+    fn write(&mut self, action: WriteAction) -> Option<String> {
         match action {
-            Action::Create(manifest) => {
+            WriteAction::Create(manifest) => {
                 let mut object = Value::Object(manifest.0);
                 self.uids += 1;
                 object["metadata"]["uid"] = format!("u{}", self.uids).into();
@@ -75,18 +75,18 @@ impl World {
                 self.groups.push(group);
                 Some(said)
             }
-            Action::Replace { kind: Kind::Group, name: wanted, object } => {
+            WriteAction::Replace { kind: ResourceKind::Group, name: wanted, object } => {
                 let at = self.groups.iter().position(|live| name(live) == wanted).unwrap();
                 let mut new: RoleBasedGroup = serde_json::from_value(object).unwrap();
                 new.metadata.generation = new.metadata.generation.map(|generation| generation + 1);
                 self.groups[at] = new;
                 Some(format!("update {wanted}"))
             }
-            Action::Delete { kind: Kind::Group, name, uid } => {
+            WriteAction::Delete { kind: ResourceKind::Group, name, uid } => {
                 self.groups.retain(|live| live.metadata.uid.as_ref() != Some(&uid));
                 Some(format!("delete {name}"))
             }
-            Action::Patch { kind: Kind::GroupSet, status: true, body, .. } => {
+            WriteAction::Patch { kind: ResourceKind::GroupSet, status: true, body, .. } => {
                 self.set.status = Some(serde_json::from_value(body["status"].clone()).unwrap());
                 None
             }
@@ -133,7 +133,7 @@ fn name(group: &RoleBasedGroup) -> String {
 
 #[test]
 fn groups_are_made_with_all_that_the_template_says() {
-    let mut world = World::new(2);
+    let mut world = GroupSetFixture::new(2);
     assert_eq!(world.run(), ["create s-0", "create s-1"]);
     assert_eq!(world.condition("Ready").1, "ReplicasNotReady");
     world.ready();
@@ -156,7 +156,7 @@ fn groups_are_made_with_all_that_the_template_says() {
 
 #[test]
 fn a_change_reaches_one_group_after_the_other_from_the_highest() {
-    let mut world = World::new(3);
+    let mut world = GroupSetFixture::new(3);
     world.settle();
     world.change();
     assert_eq!(world.run(), ["update s-2"]);
@@ -172,7 +172,7 @@ fn a_change_reaches_one_group_after_the_other_from_the_highest() {
 
 #[test]
 fn a_group_out_of_service_is_updated_at_once() {
-    let mut world = World::new(3);
+    let mut world = GroupSetFixture::new(3);
     world.settle();
     world.change();
     world.run();
@@ -185,7 +185,7 @@ fn a_group_out_of_service_is_updated_at_once() {
 
 #[test]
 fn replicas_of_an_autoscaler_and_what_others_wrote_stay() {
-    let mut world = World::new(1);
+    let mut world = GroupSetFixture::new(1);
     world.settle();
     let group = &mut world.groups[0];
     group.spec.roles[0].replicas = 7;
@@ -202,7 +202,7 @@ fn replicas_of_an_autoscaler_and_what_others_wrote_stay() {
 
 #[test]
 fn surplus_groups_go_and_taken_names_are_told() {
-    let mut world = World::new(3);
+    let mut world = GroupSetFixture::new(3);
     world.settle();
     world.set.spec.replicas = 1;
     assert_eq!(world.settle(), [["delete s-2", "delete s-1"]]);
@@ -214,7 +214,7 @@ fn surplus_groups_go_and_taken_names_are_told() {
 
 #[test]
 fn of_two_groups_with_one_index_the_older_one_stays() {
-    let mut world = World::new(1);
+    let mut world = GroupSetFixture::new(1);
     world.settle();
     let mut twin = world.groups[0].clone();
     twin.metadata.name = Some("other".into());

@@ -4,14 +4,14 @@
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use moongate_operator::Kind;
-use moongate_operator::plan::{self, Action, SetInput};
+use moongate_operator::ResourceKind;
+use moongate_operator::plan::{self, InstanceSetInput, WriteAction};
 use rbg_api::keys;
 use rbg_api::v1alpha2::{RoleInstance, RoleInstanceSet};
 use serde_json::{Value, json};
 
 /// A set and what was made of it.
-struct World {
+struct InstanceSetFixture {
     set: RoleInstanceSet,
     revisions: Vec<ControllerRevision>,
     instances: Vec<RoleInstance>,
@@ -19,7 +19,7 @@ struct World {
     now: Timestamp,
 }
 
-impl World {
+impl InstanceSetFixture {
     fn new(replicas: i32, strategy: Value) -> Self {
         let set = json!({
             "metadata": { "name": "s", "namespace": "n", "uid": "set", "generation": 1 },
@@ -43,7 +43,7 @@ impl World {
     fn run(&mut self) -> Vec<String> {
         let mut done = Vec::new();
         for _ in 0..50 {
-            let input = SetInput {
+            let input = InstanceSetInput {
                 set: &self.set,
                 revisions: &self.revisions,
                 instances: &self.instances,
@@ -60,13 +60,13 @@ impl World {
         panic!("the plan has no end");
     }
 
-    fn write(&mut self, action: Action) -> Option<String> {
+    fn write(&mut self, action: WriteAction) -> Option<String> {
         match action {
-            Action::Create(manifest) if manifest.kind() == Kind::Revision.name() => {
+            WriteAction::Create(manifest) if manifest.kind() == ResourceKind::Revision.name() => {
                 self.revisions.push(serde_json::from_value(Value::Object(manifest.0)).unwrap());
                 None
             }
-            Action::Create(manifest) => {
+            WriteAction::Create(manifest) => {
                 let said = format!("create {}", manifest.name());
                 let mut object = Value::Object(manifest.0);
                 self.uids += 1;
@@ -75,7 +75,7 @@ impl World {
                 self.instances.push(serde_json::from_value(object).unwrap());
                 Some(said)
             }
-            Action::Replace { name, object, .. } => {
+            WriteAction::Replace { name, object, .. } => {
                 let at = self
                     .instances
                     .iter()
@@ -86,21 +86,21 @@ impl World {
                 self.instances[at] = new;
                 Some(format!("update {name}"))
             }
-            Action::Delete { kind: Kind::Instance, name, uid } => {
+            WriteAction::Delete { kind: ResourceKind::Instance, name, uid } => {
                 self.instances.retain(|live| live.metadata.uid.as_ref() != Some(&uid));
                 Some(format!("delete {name}"))
             }
-            Action::Patch { kind: Kind::Set, status: true, body, .. } => {
+            WriteAction::Patch { kind: ResourceKind::Set, status: true, body, .. } => {
                 self.set.status = Some(serde_json::from_value(body["status"].clone()).unwrap());
                 None
             }
-            Action::Patch { kind: Kind::Revision, name, body, .. } => {
+            WriteAction::Patch { kind: ResourceKind::Revision, name, body, .. } => {
                 let mut revisions = self.revisions.iter_mut();
                 let stored = revisions.find(|stored| stored.metadata.name.as_ref() == Some(&name)).unwrap();
                 stored.revision = body["revision"].as_i64().unwrap();
                 None
             }
-            Action::Patch { kind: Kind::Instance, name, status: false, body } => {
+            WriteAction::Patch { kind: ResourceKind::Instance, name, status: false, body } => {
                 let live = self.named(&name);
                 let labels = live.metadata.labels.get_or_insert_default();
                 let state = body["metadata"]["labels"][keys::LIFECYCLE_STATE].as_str().unwrap();
@@ -164,7 +164,7 @@ fn template(image: &str) -> Value {
 
 #[test]
 fn instances_are_updated_from_the_highest_one_at_a_time() {
-    let mut world = World::new(3, json!({ "maxUnavailable": 1 }));
+    let mut world = InstanceSetFixture::new(3, json!({ "maxUnavailable": 1 }));
     assert_eq!(world.settle(), [["create s-0", "create s-1", "create s-2"]]);
     world.image("image:2");
     assert_eq!(world.settle(), [["update s-2"], ["update s-1"], ["update s-0"]]);
@@ -178,8 +178,8 @@ fn instances_are_updated_from_the_highest_one_at_a_time() {
 }
 
 #[test]
-fn what_the_partition_holds_back_keeps_its_revision_even_when_made_anew() {
-    let mut world = World::new(3, json!({ "partition": 2, "maxUnavailable": 1 }));
+fn partitioned_instances_keep_their_revision_on_recreation() {
+    let mut world = InstanceSetFixture::new(3, json!({ "partition": 2, "maxUnavailable": 1 }));
     world.settle();
     world.image("image:2");
     assert_eq!(world.settle(), [["update s-2"]]);
@@ -191,7 +191,7 @@ fn what_the_partition_holds_back_keeps_its_revision_even_when_made_anew() {
 
 #[test]
 fn a_paused_update_stands_still() {
-    let mut world = World::new(2, json!({ "paused": true, "maxUnavailable": 1 }));
+    let mut world = InstanceSetFixture::new(2, json!({ "paused": true, "maxUnavailable": 1 }));
     world.settle();
     world.image("image:2");
     assert!(world.settle().is_empty());
@@ -199,7 +199,7 @@ fn a_paused_update_stands_still() {
 
 #[test]
 fn surplus_instances_come_before_the_update_and_go_after_it() {
-    let mut world = World::new(2, json!({ "maxSurge": 1, "maxUnavailable": 0 }));
+    let mut world = InstanceSetFixture::new(2, json!({ "maxSurge": 1, "maxUnavailable": 0 }));
     world.settle();
     world.image("image:2");
     let rounds = world.settle();
@@ -210,8 +210,8 @@ fn surplus_instances_come_before_the_update_and_go_after_it() {
 
 /// Upstream keeps this time in memory, where looks at other sets delete it, and does not look again when it is over.
 #[test]
-fn an_instance_that_is_down_for_ten_seconds_is_updated_beyond_the_budget() {
-    let mut world = World::new(2, json!({ "maxUnavailable": 1 }));
+fn instance_down_for_ten_seconds_is_updated_beyond_budget() {
+    let mut world = InstanceSetFixture::new(2, json!({ "maxUnavailable": 1 }));
     world.settle();
     world.image("image:2");
     for (name, since) in [("s-1", world.now), ("s-0", world.now)] {
@@ -225,29 +225,29 @@ fn an_instance_that_is_down_for_ten_seconds_is_updated_beyond_the_budget() {
     let after = |seconds: u64| since.checked_add(std::time::Duration::from_secs(seconds)).unwrap();
     world.now = after(9);
     assert_eq!(world.run(), [""; 0]);
-    let World { set, revisions, instances, now, .. } = &world;
-    let input = SetInput { set, revisions, instances, now: *now };
-    assert_eq!(plan::set(input).unwrap().again_at, Some(after(10)));
+    let InstanceSetFixture { set, revisions, instances, now, .. } = &world;
+    let input = InstanceSetInput { set, revisions, instances, now: *now };
+    assert_eq!(plan::set(input).unwrap().requeue_at, Some(after(10)));
     world.now = after(10);
     assert_eq!(world.run(), ["update s-1", "update s-0"]);
 }
 
 #[test]
 fn an_earlier_spec_finds_its_revision_again() {
-    let mut world = World::new(1, json!({ "maxUnavailable": 1 }));
+    let mut world = InstanceSetFixture::new(1, json!({ "maxUnavailable": 1 }));
     world.settle();
     let first = world.set.status.clone().unwrap().update_revision;
     world.image("image:2");
     world.settle();
     world.image("image:1");
-    let input = SetInput {
+    let input = InstanceSetInput {
         set: &world.set,
         revisions: &world.revisions,
         instances: &world.instances,
         now: world.now,
     };
     let renumbered = plan::set(input).unwrap().steps.into_iter().any(|step| {
-        matches!(step.action, Action::Patch { kind: Kind::Revision, name, .. } if Some(&name) == first.as_ref())
+        matches!(step.action, WriteAction::Patch { kind: ResourceKind::Revision, name, .. } if Some(&name) == first.as_ref())
     });
     assert!(renumbered);
 }
@@ -256,7 +256,7 @@ fn an_earlier_spec_finds_its_revision_again() {
 #[test]
 fn an_instance_with_a_hook_is_told_and_waited_for() {
     let hook = json!({ "labelsHandler": { "guarded": "yes" }, "markPodNotReady": true });
-    let mut world = World::new(2, json!({ "maxUnavailable": 1 }));
+    let mut world = InstanceSetFixture::new(2, json!({ "maxUnavailable": 1 }));
     world.set.spec.lifecycle =
         Some(serde_json::from_value(json!({ "inPlaceUpdate": hook, "preDelete": hook })).unwrap());
     world.settle();

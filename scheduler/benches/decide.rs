@@ -13,25 +13,32 @@ use std::time::Instant;
 use criterion::{Criterion, criterion_group, criterion_main};
 use hdrhistogram::Histogram;
 use moongate_scheduler::{
-    Ask, CacheRules, Cluster, Event, Instance, ModelIx, PairingDomain, Place, PolicyName, Prediction,
-    Prefetch, Request, Role, Scheduler, Settings, Ticket, TierHits,
+    AttemptId, CacheHitPrediction, EngineCacheParams, InstanceRole, LocationIds, ModelIndex, PairingDomain,
+    PolicyName, PrefetchBehavior, RequestProfile, SchedulableFleet, SchedulableInstance, ScheduleRequest,
+    Scheduler, SchedulerEvent, SchedulerOptions, TierHits,
 };
 
-fn cluster(prefills: usize, decodes: usize) -> Arc<Cluster> {
-    let engine = |role, number| Instance {
+fn cluster(prefills: usize, decodes: usize) -> Arc<SchedulableFleet> {
+    let engine = |role, number| SchedulableInstance {
         name: format!("{role:?}-{number}").into(),
         role,
-        models: vec![ModelIx(0)],
+        models: vec![ModelIndex(0)],
         domain: PairingDomain(0),
         dp_size: 1,
-        place: Place::default(),
-        cache: CacheRules { prefetch: Prefetch::WaitComplete, page_tokens: 64, ..CacheRules::default() },
+        place: LocationIds::default(),
+        cache: EngineCacheParams {
+            prefetch: PrefetchBehavior::WaitComplete,
+            page_tokens: 64,
+            ..EngineCacheParams::default()
+        },
     };
-    let prefills = (0..prefills).map(|number| engine(Role::Prefill, number));
-    Arc::new(Cluster::new(prefills.chain((0..decodes).map(|number| engine(Role::Decode, number))).collect()))
+    let prefills = (0..prefills).map(|number| engine(InstanceRole::Prefill, number));
+    Arc::new(SchedulableFleet::new(
+        prefills.chain((0..decodes).map(|number| engine(InstanceRole::Decode, number))).collect(),
+    ))
 }
 
-fn ask(engines: usize, random: &mut fastrand::Rng) -> Ask {
+fn ask(engines: usize, random: &mut fastrand::Rng) -> ScheduleRequest {
     let input_tokens = random.u32(1_000..60_000);
     // The store has the same for all engines; every fourth has some of its own.
     let shared = random.u32(..input_tokens / 2);
@@ -40,9 +47,9 @@ fn ask(engines: usize, random: &mut fastrand::Rng) -> Ask {
         TierHits { l1_tokens: own / 2, l2_tokens: own / 2, l3_tokens: shared.saturating_sub(own) }
     };
     let per_instance = (0..engines).map(|_| hits()).collect();
-    Ask {
-        request: Request {
-            model: ModelIx(0),
+    ScheduleRequest {
+        request: RequestProfile {
+            model: ModelIndex(0),
             input_tokens,
             output_tokens: 300,
             sequences: 1,
@@ -51,34 +58,34 @@ fn ask(engines: usize, random: &mut fastrand::Rng) -> Ask {
             tenant: None,
             ttft_target: None,
         },
-        prediction: Prediction { per_instance, ..Prediction::default() },
-        barred: Vec::new(),
+        prediction: CacheHitPrediction { per_instance, ..CacheHitPrediction::default() },
+        excluded: Vec::new(),
     }
 }
 
-struct World {
+struct SchedulerBench {
     scheduler: Scheduler,
     random: fastrand::Rng,
     engines: usize,
     tickets: u64,
     now: f64,
-    events: Vec<Event>,
+    events: Vec<SchedulerEvent>,
 }
 
-impl World {
+impl SchedulerBench {
     fn new(policy: PolicyName, prefills: usize, decodes: usize) -> Self {
-        let settings = Settings::default();
+        let settings = SchedulerOptions::default();
         let mut scheduler = Scheduler::new(policy.build(&settings), settings);
         scheduler.set_cluster(0.0, cluster(prefills, decodes));
         let random = fastrand::Rng::with_seed(1);
         Self { scheduler, random, engines: prefills + decodes, tickets: 0, now: 0.0, events: Vec::new() }
     }
 
-    fn submit(&mut self) -> Ticket {
+    fn submit(&mut self) -> AttemptId {
         self.tickets += 1;
         let ask = ask(self.engines, &mut self.random);
-        self.scheduler.submit(self.now, Ticket(self.tickets), ask);
-        Ticket(self.tickets)
+        self.scheduler.submit(self.now, AttemptId(self.tickets), ask);
+        AttemptId(self.tickets)
     }
 
     /// Seconds of a poll.
@@ -94,7 +101,7 @@ impl World {
     fn decide(&mut self) -> f64 {
         let ask = ask(self.engines, &mut self.random);
         self.tickets += 1;
-        let ticket = Ticket(self.tickets);
+        let ticket = AttemptId(self.tickets);
         let begun = Instant::now();
         self.scheduler.submit(self.now, ticket, ask);
         let submitted = begun.elapsed().as_secs_f64();
@@ -105,8 +112,8 @@ impl World {
     }
 
     /// Submits until so many requests are held; those that are sent are added to `running`.
-    fn fill(&mut self, held: usize, running: &mut Vec<Ticket>) {
-        while self.scheduler.held().count() < held {
+    fn fill(&mut self, held: usize, running: &mut Vec<AttemptId>) {
+        while self.scheduler.queued().count() < held {
             self.submit();
             self.poll();
             running.extend(self.sent());
@@ -114,15 +121,15 @@ impl World {
     }
 
     /// What the last poll sent.
-    fn sent(&self) -> impl Iterator<Item = Ticket> {
+    fn sent(&self) -> impl Iterator<Item = AttemptId> {
         self.events.iter().filter_map(|event| match event {
-            Event::Send { ticket, .. } => Some(*ticket),
-            Event::Refuse { .. } => None,
+            SchedulerEvent::Send { attempt: ticket, .. } => Some(*ticket),
+            SchedulerEvent::Reject { .. } => None,
         })
     }
 
     /// One engine becomes free: seconds until the request that it gets has been found.
-    fn release(&mut self, running: &mut Vec<Ticket>) -> f64 {
+    fn release(&mut self, running: &mut Vec<AttemptId>) -> f64 {
         // 32 engines, three seconds per prompt.
         self.now += 0.1;
         let done = running.swap_remove(self.random.usize(..running.len()));
@@ -144,7 +151,7 @@ fn percentiles(name: &str, rounds: usize, mut seconds: impl FnMut() -> f64) {
 
 fn decide(criterion: &mut Criterion) {
     for policy in PolicyName::ALL {
-        let mut world = World::new(policy, 48, 16);
+        let mut world = SchedulerBench::new(policy, 48, 16);
         percentiles(&format!("decide, 64 engines, {policy}"), 20_000, || world.decide());
         criterion.bench_function(&format!("decide/64 engines/{policy}"), |bencher| {
             bencher.iter(|| world.decide());
@@ -153,7 +160,7 @@ fn decide(criterion: &mut Criterion) {
 }
 
 fn release(criterion: &mut Criterion) {
-    let mut world = World::new(PolicyName::Predictive, 32, 8);
+    let mut world = SchedulerBench::new(PolicyName::Predictive, 32, 8);
     let mut running = Vec::new();
     percentiles("release, 256 held x 32 prefills", 20_000, || {
         world.fill(256, &mut running);

@@ -16,13 +16,15 @@ use std::time::{Duration, Instant};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use dashmap::DashSet;
 use hdrhistogram::Histogram;
-use moongate_scheduler::Medium;
-use moongate_scheduler::index::{EngineSlot, Hits, Namespace, PageIndex, Part, StoreNode, Tier};
+use moongate_scheduler::StoreMedium;
+use moongate_scheduler::index::{
+    BlockHashNamespace, BlockPartIndex, EngineCacheTier, EngineSlot, IndexLookup, KvBlockIndex, StoreNodeSlot,
+};
 
-#[path = "../../gateway/src/predict/brief_lock.rs"]
+#[path = "../../gateway/src/predict/spin_rw_lock.rs"]
 mod brief_lock;
 
-use brief_lock::BriefLock;
+use brief_lock::SpinRwLock;
 
 const ENGINES: usize = 64;
 const NODES: usize = 16;
@@ -33,42 +35,46 @@ const CONVERSATION: usize = 512;
 /// Events in one batch.
 const BATCH: usize = 64;
 /// Pages that are changed while the lock is held once.
-const AT_ONCE: usize = 8;
+const CHANGES_PER_LOCK: usize = 8;
 /// Objects of a page with 4 ranks: keys and values of each.
 const OBJECTS: usize = 8;
 
 /// An index that a fleet could have filled.
-struct Filled {
-    index: PageIndex,
+struct FilledIndex {
+    index: KvBlockIndex,
     engines: Vec<EngineSlot>,
-    nodes: Vec<StoreNode>,
+    nodes: Vec<StoreNodeSlot>,
     conversations: usize,
-    space: Namespace,
+    space: BlockHashNamespace,
 }
 
-impl Filled {
+impl FilledIndex {
     /// Conversations that one or two engines hold in L1 up to some page, one in L2 a little further, and the store as a whole.
     fn with(pages: usize) -> Self {
-        let mut index = PageIndex::new(pages + PROMPT_PAGES + 1_000_000);
+        let mut index = KvBlockIndex::new(pages + PROMPT_PAGES + 1_000_000);
         let engines: Vec<EngineSlot> = (0..ENGINES).map(|_| index.add_engine()).collect();
-        let nodes: Vec<StoreNode> = (0..NODES).map(|_| index.add_store_node().unwrap()).collect();
-        let space = Namespace::new(&["model", "64", "sglang"]);
+        let nodes: Vec<StoreNodeSlot> = (0..NODES).map(|_| index.add_store_node().unwrap()).collect();
+        let space = BlockHashNamespace::new(&["model", "64", "sglang"]);
         let conversations = pages / CONVERSATION;
         let mut filled = Self { index, engines, nodes, conversations, space };
         let mut random = fastrand::Rng::with_seed(1);
         for conversation in 0..conversations {
             let pages = filled.conversation(conversation);
             let (medium, node) = (random.bool(), random.usize(..NODES));
-            let medium = if medium { Medium::Dram } else { Medium::Nvme };
-            let part = Part::new(0, 1).unwrap();
+            let medium = if medium { StoreMedium::Dram } else { StoreMedium::Nvme };
+            let part = BlockPartIndex::new(0, 1).unwrap();
             for &page in &pages {
-                filled.index.part_stored(page, part, filled.nodes[node], medium);
+                filled.index.add_store_part(page, part, filled.nodes[node], medium);
             }
             for _ in 0..random.usize(1..3) {
                 let engine = filled.engines[random.usize(..ENGINES)];
                 let in_l1 = random.usize(..CONVERSATION);
-                filled.index.stored(engine, Tier::L1, &pages[..in_l1]);
-                filled.index.stored(engine, Tier::L2, &pages[..random.usize(in_l1..CONVERSATION)]);
+                filled.index.add_engine_blocks(engine, EngineCacheTier::L1, &pages[..in_l1]);
+                filled.index.add_engine_blocks(
+                    engine,
+                    EngineCacheTier::L2,
+                    &pages[..random.usize(in_l1..CONVERSATION)],
+                );
             }
         }
         filled
@@ -87,12 +93,20 @@ impl Filled {
     fn prompt(&mut self) -> Vec<u64> {
         let pages: Vec<u64> = (0..PROMPT_PAGES as u64).map(|page| self.page(1 << 40 | page)).collect();
         for (number, &engine) in self.engines.iter().enumerate() {
-            self.index.stored(engine, Tier::L1, &pages[..(number + 1) * PROMPT_PAGES / ENGINES]);
-            self.index.stored(engine, Tier::L2, &pages[..(number + 2).min(ENGINES) * PROMPT_PAGES / ENGINES]);
+            self.index.add_engine_blocks(
+                engine,
+                EngineCacheTier::L1,
+                &pages[..(number + 1) * PROMPT_PAGES / ENGINES],
+            );
+            self.index.add_engine_blocks(
+                engine,
+                EngineCacheTier::L2,
+                &pages[..(number + 2).min(ENGINES) * PROMPT_PAGES / ENGINES],
+            );
         }
-        let part = Part::new(0, 1).unwrap();
+        let part = BlockPartIndex::new(0, 1).unwrap();
         for (at, &page) in pages.iter().enumerate() {
-            self.index.part_stored(page, part, self.nodes[at * NODES / PROMPT_PAGES], Medium::Dram);
+            self.index.add_store_part(page, part, self.nodes[at * NODES / PROMPT_PAGES], StoreMedium::Dram);
         }
         pages
     }
@@ -101,13 +115,13 @@ impl Filled {
     /// before.
     fn patchwork(&mut self) -> Vec<u64> {
         let pages: Vec<u64> = (0..PROMPT_PAGES as u64).map(|page| self.page(1 << 41 | page)).collect();
-        let part = Part::new(0, 1).unwrap();
+        let part = BlockPartIndex::new(0, 1).unwrap();
         for (at, &page) in pages.iter().enumerate() {
             for (number, &engine) in self.engines.iter().enumerate() {
-                let tier = if number % 7 == at % 7 { Tier::L2 } else { Tier::L1 };
-                self.index.stored(engine, tier, &[page]);
+                let tier = if number % 7 == at % 7 { EngineCacheTier::L2 } else { EngineCacheTier::L1 };
+                self.index.add_engine_blocks(engine, tier, &[page]);
             }
-            self.index.part_stored(page, part, self.nodes[at % NODES], Medium::Dram);
+            self.index.add_store_part(page, part, self.nodes[at % NODES], StoreMedium::Dram);
         }
         pages
     }
@@ -138,22 +152,22 @@ fn micros(duration: Duration) -> f64 {
 fn at_size(criterion: &mut Criterion, pages: usize, name: &str) {
     let before = resident_bytes();
     let start = Instant::now();
-    let mut filled = Filled::with(pages);
+    let mut filled = FilledIndex::with(pages);
     let size = filled.index.size();
     let grown = resident_bytes().saturating_sub(before);
     eprintln!(
         "{name}: {} pages, {} placements, filled in {:.1} s; {:.1} B/page resident, {:.1} B/page by its own count",
-        size.pages,
+        size.blocks,
         size.placements,
         start.elapsed().as_secs_f64(),
-        grown as f64 / size.pages as f64,
-        size.bytes as f64 / size.pages as f64,
+        grown as f64 / size.blocks as f64,
+        size.bytes as f64 / size.blocks as f64,
     );
     let prompts = [
         ("2048 pages, prefixes of 64 engines", filled.prompt()),
         ("2048 pages, patchwork", filled.patchwork()),
     ];
-    let mut hits = Hits::default();
+    let mut hits = IndexLookup::default();
     let mut group = criterion.benchmark_group(format!("lookup, {name}"));
     group.throughput(Throughput::Elements(PROMPT_PAGES as u64));
     for (kind, prompt) in prompts {
@@ -186,7 +200,7 @@ fn at_size(criterion: &mut Criterion, pages: usize, name: &str) {
 }
 
 /// Single events for one page each, half of them removals, on conversations all over the index.
-fn events(filled: &mut Filled, name: &str) {
+fn events(filled: &mut FilledIndex, name: &str) {
     let mut random = fastrand::Rng::with_seed(2);
     let keys: Vec<(EngineSlot, u64)> = (0..1_000_000)
         .map(|_| {
@@ -199,10 +213,10 @@ fn events(filled: &mut Filled, name: &str) {
     for batch in keys.chunks(BATCH / 2) {
         let begun = Instant::now();
         for &(engine, page) in batch {
-            filled.index.stored(engine, Tier::L1, &[page]);
+            filled.index.add_engine_blocks(engine, EngineCacheTier::L1, &[page]);
         }
         for &(engine, page) in batch {
-            filled.index.removed(engine, Tier::L1, &[page]);
+            filled.index.remove_engine_blocks(engine, EngineCacheTier::L1, &[page]);
         }
         batches.record(begun.elapsed().as_nanos() as u64).unwrap();
     }
@@ -220,7 +234,7 @@ fn events(filled: &mut Filled, name: &str) {
     let start = Instant::now();
     for (number, batch) in fresh.chunks(BATCH).enumerate() {
         let begun = Instant::now();
-        filled.index.stored(filled.engines[number / 8 % ENGINES], Tier::L1, batch);
+        filled.index.add_engine_blocks(filled.engines[number / 8 % ENGINES], EngineCacheTier::L1, batch);
         batches.record(begun.elapsed().as_nanos() as u64).unwrap();
     }
     let rate = fresh.len() as f64 / start.elapsed().as_secs_f64() / 1e6;
@@ -234,10 +248,10 @@ fn events(filled: &mut Filled, name: &str) {
     );
 }
 
-fn clearing(filled: &mut Filled, name: &str) {
+fn clearing(filled: &mut FilledIndex, name: &str) {
     let start = Instant::now();
-    filled.index.cleared(filled.engines[0], Tier::L1);
-    filled.index.cleared(filled.engines[0], Tier::L2);
+    filled.index.clear_engine_tier(filled.engines[0], EngineCacheTier::L1);
+    filled.index.clear_engine_tier(filled.engines[0], EngineCacheTier::L2);
     let cleared = start.elapsed();
     let start = Instant::now();
     let (mut longest, mut steps) = (Duration::ZERO, 0);
@@ -259,7 +273,7 @@ fn clearing(filled: &mut Filled, name: &str) {
 }
 
 /// One thread looks up, another one applies batches of events, with a lock between them.
-fn while_applying(filled: Filled, name: &str) {
+fn while_applying(filled: FilledIndex, name: &str) {
     let mut random = fastrand::Rng::with_seed(3);
     let prompts: Vec<Vec<u64>> = (0..256)
         .map(|_| (0..4).flat_map(|_| filled.conversation(random.usize(..filled.conversations))).collect())
@@ -270,7 +284,7 @@ fn while_applying(filled: Filled, name: &str) {
             (filled.engines[random.usize(..ENGINES)], conversation[..BATCH].to_vec())
         })
         .collect();
-    let index = Arc::new(BriefLock::new(filled.index));
+    let index = Arc::new(SpinRwLock::new(filled.index));
     let (stop, applied) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let writer = {
         let (index, stop, applied) = (Arc::clone(&index), Arc::clone(&stop), Arc::clone(&applied));
@@ -280,13 +294,13 @@ fn while_applying(filled: Filled, name: &str) {
                 if stop.load(Ordering::Relaxed) {
                     break;
                 }
-                black_box(index.read().known(pages));
-                for pages in pages.chunks(AT_ONCE) {
+                black_box(index.read().count_known(pages));
+                for pages in pages.chunks(CHANGES_PER_LOCK) {
                     let mut index = index.write();
                     if (number / batches.len()).is_multiple_of(2) {
-                        index.stored(*engine, Tier::L1, pages);
+                        index.add_engine_blocks(*engine, EngineCacheTier::L1, pages);
                     } else {
-                        index.removed(*engine, Tier::L1, pages);
+                        index.remove_engine_blocks(*engine, EngineCacheTier::L1, pages);
                     }
                 }
                 applied.fetch_add(BATCH as u64, Ordering::Relaxed);
@@ -300,7 +314,7 @@ fn while_applying(filled: Filled, name: &str) {
         })
     };
     let mut took = Histogram::<u64>::new(3).unwrap();
-    let mut hits = Hits::default();
+    let mut hits = IndexLookup::default();
     let start = Instant::now();
     for prompt in prompts.iter().cycle() {
         if start.elapsed() > Duration::from_secs(3) {

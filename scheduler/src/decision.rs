@@ -1,16 +1,16 @@
 //! What a policy answers: a route with its reasons, or a refusal.
 
-use crate::cluster::InstanceIx;
+use crate::fleet::InstanceIndex;
 use crate::policy::PolicyName;
 use crate::request::Seconds;
 
 /// The answer for one request.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
-pub struct Decision {
+pub struct RoutingDecision {
     /// Where the request goes.
-    pub route: Route,
+    pub route: EngineRoute,
     /// What the caller must add to its book until the request ends.
-    pub booking: Booking,
+    pub reservation: LoadReservation,
     /// Its place in the engine's own queue, for engines that can be told (SGLang's `priority`): smaller goes first. Expected milliseconds
     /// of computation and a share of the time of arrival by the caller's clock, so that whoever comes later must be ever shorter to
     /// overtake and nobody starves. `None` from policies without an order.
@@ -21,53 +21,53 @@ pub struct Decision {
     /// silence means nothing.
     pub expected_ttft: Seconds,
     /// Why.
-    pub explanation: Explanation,
+    pub explanation: DecisionExplanation,
 }
 
 /// One or two engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-pub enum Route {
+pub enum EngineRoute {
     /// Disaggregated: both engines get the same prompt.
     Pair {
         /// Computes the prompt.
-        prefill: InstanceIx,
+        prefill: InstanceIndex,
         /// Data-parallel rank wanted there, below its `dp_size`.
         prefill_rank: u32,
         /// Generates.
-        decode: InstanceIx,
+        decode: InstanceIndex,
         /// Data-parallel rank wanted there, below its `dp_size`.
         decode_rank: u32,
     },
     /// A plain worker does both.
     Single {
         /// The worker.
-        worker: InstanceIx,
+        worker: InstanceIndex,
     },
 }
 
-impl Route {
+impl EngineRoute {
     /// The engine that computes the prompt.
     #[must_use]
-    pub fn entry(&self) -> InstanceIx {
+    pub fn prefill_instance(&self) -> InstanceIndex {
         match *self {
-            Route::Pair { prefill, .. } => prefill,
-            Route::Single { worker } => worker,
+            EngineRoute::Pair { prefill, .. } => prefill,
+            EngineRoute::Single { worker } => worker,
         }
     }
 
     /// The engine that generates.
     #[must_use]
-    pub fn exit(&self) -> InstanceIx {
+    pub fn decode_instance(&self) -> InstanceIndex {
         match *self {
-            Route::Pair { decode, .. } => decode,
-            Route::Single { worker } => worker,
+            EngineRoute::Pair { decode, .. } => decode,
+            EngineRoute::Single { worker } => worker,
         }
     }
 }
 
 /// Load that the request will cause.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Booking {
+pub struct LoadReservation {
     /// On the entry, until its first token.
     pub prefill_tokens: u64,
     /// On the exit, until it ends.
@@ -76,21 +76,21 @@ pub struct Booking {
 
 /// A decision's reasons, complete enough to be shown to a person and to be replayed.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
-pub struct Explanation {
+pub struct DecisionExplanation {
     /// The policy that decided.
     pub policy: PolicyName,
     /// One sentence's worth, from a fixed set.
     pub reason: &'static str,
     /// Entries that were looked at, in the cluster's order; the chosen one is among them.
-    pub candidates: Vec<Candidate>,
+    pub candidates: Vec<CandidateEngine>,
     /// What the candidates' costs are made of, in their order; empty from policies that do not predict.
-    pub terms: Vec<Terms>,
+    pub terms: Vec<CostBreakdown>,
 }
 
 /// The parts of a candidate's cost in seconds. The cost is `max(wait, fetch)` and all others
 /// from `service` to `decode`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
-pub struct Terms {
+pub struct CostBreakdown {
     /// Until the engine is done with what is ahead, held requests that go first included.
     pub wait: Seconds,
     /// Until pages of the shared store are there.
@@ -113,18 +113,18 @@ pub struct Terms {
 
 /// One looked-at entry engine.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
-pub struct Candidate {
+pub struct CandidateEngine {
     /// Which.
-    pub instance: InstanceIx,
+    pub instance: InstanceIndex,
     /// Smaller is better; the unit is the policy's own (tokens, or seconds).
     pub cost: f64,
     /// The part of the cost that weighed most.
-    pub leading_term: Term,
+    pub leading_term: CostTerm,
 }
 
 /// Parts of a cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-pub enum Term {
+pub enum CostTerm {
     /// The policy does not price (rotation).
     None,
     /// Work ahead of this request.
@@ -137,17 +137,17 @@ pub enum Term {
 
 /// Why there is no route.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Refusal {
+pub enum ScheduleRejection {
     /// No instance serves the model at all.
     #[error("no engine serves this model")]
     UnknownModel,
     /// Instances exist, but none can be used now.
     #[error(
-        "{entries} prefill or plain and {decodes} decode engines serve this model, but no usable pair among them is available now"
+        "{prefills} prefill or plain and {decodes} decode engines serve this model, but no usable pair among them is available now"
     )]
     NoneAvailable {
         /// Prefills and plain workers that serve the model.
-        entries: usize,
+        prefills: usize,
         /// Decodes that serve the model.
         decodes: usize,
     },

@@ -1,8 +1,8 @@
 //! What one engine would need for one prompt.
 
-use crate::cache_rules::{CacheRules, Prefetch};
-use crate::cluster::{Instance, InstanceIx, Load};
-use crate::prediction::Prediction;
+use crate::cache_params::{EngineCacheParams, PrefetchBehavior};
+use crate::fleet::{InstanceIndex, InstanceLoad, SchedulableInstance};
+use crate::prediction::CacheHitPrediction;
 use crate::request::Seconds;
 
 /// Seconds until a fetch from the shared store begins to deliver: one round trip for the keys and one for the first pages.
@@ -10,11 +10,11 @@ pub(crate) const FETCH_LATENCY: Seconds = 0.002;
 
 /// A prompt overtakes others that wait for their pages if the engine would otherwise do nothing for this share of its computation. They
 /// wait for the rest of it.
-const WORTH_OVERTAKING: f64 = 0.25;
+const MIN_IDLE_SHARE_TO_OVERTAKE: f64 = 0.25;
 
 /// Times for one prompt on one engine, if it were sent now.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Estimate {
+pub struct PrefillEstimate {
     /// Until the engine is done with what is ahead.
     pub wait: Seconds,
     /// Until the pages that it will use of the shared store are there; 0 without such pages.
@@ -24,25 +24,25 @@ pub struct Estimate {
     /// From the end of the computation to the first token.
     pub handover: Seconds,
     /// Tokens that are handed over then.
-    pub handed_over: u64,
+    pub handover_tokens: u64,
     /// Tokens of the prompt that it need not compute.
     pub cached_tokens: u32,
     /// Those of them that come from the shared store.
     pub fetched_tokens: u32,
     /// Seconds that the engine's rules give for reading one of those, from where they are.
-    pub rules_per_token: Seconds,
+    pub nominal_fetch_per_token: Seconds,
     /// Whether the engine computes what has not been read when the prompt's turn comes.
-    pub cuts_short: bool,
+    pub truncates_fetch: bool,
 }
 
-impl Estimate {
+impl PrefillEstimate {
     /// Prices a prompt of `input_tokens` on the engine at `ix`, if it gets to it after `wait`.
     #[must_use]
-    pub fn of(
+    pub fn new(
         input_tokens: u64,
-        prediction: &Prediction,
-        (ix, instance): (InstanceIx, &Instance),
-        load: &Load,
+        prediction: &CacheHitPrediction,
+        (ix, instance): (InstanceIndex, &SchedulableInstance),
+        load: &InstanceLoad,
         wait: Seconds,
     ) -> Self {
         let (hits, rules) = (prediction.hits(ix), &instance.cache);
@@ -50,7 +50,7 @@ impl Estimate {
         let (fetched, fetch) = if hits.l3_tokens == 0 || hits.l3_tokens < rules.prefetch_threshold {
             (0, 0.0)
         } else {
-            let per_token = prediction.farness(ix) * load.fetch_per_token(rules);
+            let per_token = prediction.network_distance(ix) * load.fetch_per_token(rules);
             fetched(hits.l3_tokens, per_token, wait, load.fetch_wait, rules)
         };
         let cached = own.saturating_add(fetched);
@@ -61,19 +61,19 @@ impl Estimate {
         let load_back = f64::from(hits.l2_tokens + fetched) * rules.kv_bytes_per_token / rules.l2_bytes_per_s;
         // Each pass's part goes while the next one is computed.
         let service = compute.max(load_back);
-        let overtakes = fetched == 0 && load.idle_for > WORTH_OVERTAKING * service;
+        let overtakes = fetched == 0 && load.idle_for > MIN_IDLE_SHARE_TO_OVERTAKE * service;
         let wait = if overtakes { wait.min(wait - load.prefill_wait + load.idle_wait) } else { wait };
-        let handed_over = input_tokens.min(u64::from(rules.max_prefill_tokens));
+        let handover_tokens = input_tokens.min(u64::from(rules.max_prefill_tokens));
         Self {
             wait,
             fetch,
             service,
-            handover: handed_over as f64 * load.handover_per_token,
-            handed_over,
+            handover: handover_tokens as f64 * load.handover_per_token,
+            handover_tokens,
             cached_tokens: cached,
             fetched_tokens: fetched,
-            rules_per_token: prediction.farness(ix) * rules.fetch_per_token(),
-            cuts_short: rules.prefetch != Prefetch::WaitComplete,
+            nominal_fetch_per_token: prediction.network_distance(ix) * rules.fetch_per_token(),
+            truncates_fetch: rules.prefetch != PrefetchBehavior::WaitComplete,
         }
     }
 
@@ -90,14 +90,14 @@ fn fetched(
     per_token: Seconds,
     wait: Seconds,
     queue: Seconds,
-    rules: &CacheRules,
+    rules: &EngineCacheParams,
 ) -> (u32, Seconds) {
     let begin = queue + FETCH_LATENCY;
     let complete = begin + f64::from(offered) * per_token;
     let given_up = match rules.prefetch {
-        Prefetch::WaitComplete => return (offered, complete),
-        Prefetch::BestEffort => wait,
-        Prefetch::Timeout { base_s, per_1k_tokens_s } => {
+        PrefetchBehavior::WaitComplete => return (offered, complete),
+        PrefetchBehavior::BestEffort => wait,
+        PrefetchBehavior::Timeout { base_s, per_1k_tokens_s } => {
             wait.max(base_s + per_1k_tokens_s * f64::from(offered) / 1024.0)
         }
     };
@@ -113,52 +113,55 @@ fn fetched(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::{PairingDomain, Place, Role};
+    use crate::fleet::{InstanceRole, LocationIds, PairingDomain};
     use crate::prediction::TierHits;
-    use crate::service::ServiceModel;
+    use crate::prefill_time::PrefillTimeModel;
 
     /// 1,000 tokens per second from the store, a token a millisecond to compute.
-    fn rules(prefetch: Prefetch) -> CacheRules {
-        CacheRules {
+    fn rules(prefetch: PrefetchBehavior) -> EngineCacheParams {
+        EngineCacheParams {
             prefetch,
             page_tokens: 100,
             prefetch_threshold: 256,
             l3_bytes_per_s: 1000.0,
             l2_bytes_per_s: 1e9,
             kv_bytes_per_token: 1.0,
-            ..CacheRules::default()
+            ..EngineCacheParams::default()
         }
     }
 
-    fn instance(rules: CacheRules) -> Instance {
-        Instance {
+    fn instance(rules: EngineCacheParams) -> SchedulableInstance {
+        SchedulableInstance {
             name: "engine".into(),
-            role: Role::Prefill,
+            role: InstanceRole::Prefill,
             models: Vec::new(),
             domain: PairingDomain(0),
             dp_size: 1,
-            place: Place { zone: Some(1), rack: Some(1), node: Some(1), ..Place::default() },
+            place: LocationIds { zone: Some(1), rack: Some(1), node: Some(1), ..LocationIds::default() },
             cache: rules,
         }
     }
 
-    fn estimate(prefetch: Prefetch, l3_tokens: u32, wait: f64) -> Estimate {
-        let service = ServiceModel { c0: 0.0, a: 0.001, b: 0.0, speed: 1.0 };
-        let load = Load { service, ..Load::default() };
+    fn estimate(prefetch: PrefetchBehavior, l3_tokens: u32, wait: f64) -> PrefillEstimate {
+        let service = PrefillTimeModel { c0: 0.0, a: 0.001, b: 0.0, speed: 1.0 };
+        let load = InstanceLoad { service, ..InstanceLoad::default() };
         let hits = TierHits { l3_tokens, ..TierHits::default() };
-        let prediction = Prediction { per_instance: vec![hits], ..Prediction::default() };
-        Estimate::of(1000, &prediction, (InstanceIx(0), &instance(rules(prefetch))), &load, wait)
+        let prediction = CacheHitPrediction { per_instance: vec![hits], ..CacheHitPrediction::default() };
+        PrefillEstimate::new(1000, &prediction, (InstanceIndex(0), &instance(rules(prefetch))), &load, wait)
     }
 
     #[test]
     fn what_is_near_is_there_sooner() {
         let hits = TierHits { l3_tokens: 1000, ..TierHits::default() };
-        let prediction =
-            Prediction { per_instance: vec![hits; 2], farness: vec![0.5, 4.0], ..Prediction::default() };
-        let instance = instance(rules(Prefetch::WaitComplete));
+        let prediction = CacheHitPrediction {
+            per_instance: vec![hits; 2],
+            farness: vec![0.5, 4.0],
+            ..CacheHitPrediction::default()
+        };
+        let instance = instance(rules(PrefetchBehavior::WaitComplete));
         let fetch = |at| {
-            let at = (InstanceIx(at), &instance);
-            Estimate::of(1000, &prediction, at, &Load::default(), 0.0).fetch
+            let at = (InstanceIndex(at), &instance);
+            PrefillEstimate::new(1000, &prediction, at, &InstanceLoad::default(), 0.0).fetch
         };
         assert!(
             (fetch(0) - FETCH_LATENCY - 0.5).abs() < 1e-9 && (fetch(1) - FETCH_LATENCY - 4.0).abs() < 1e-9
@@ -167,24 +170,24 @@ mod tests {
 
     #[test]
     fn best_effort_counts_what_arrives_while_queueing() {
-        let idle = estimate(Prefetch::BestEffort, 900, 0.0);
+        let idle = estimate(PrefetchBehavior::BestEffort, 900, 0.0);
         assert_eq!((idle.fetched_tokens, idle.ttft()), (0, 1.0));
-        let some = estimate(Prefetch::BestEffort, 900, 0.5);
+        let some = estimate(PrefetchBehavior::BestEffort, 900, 0.5);
         assert_eq!(some.fetched_tokens, 400);
         assert!((some.ttft() - 1.1).abs() < 1e-9);
-        assert_eq!(estimate(Prefetch::BestEffort, 900, 2.0).fetched_tokens, 900);
+        assert_eq!(estimate(PrefetchBehavior::BestEffort, 900, 2.0).fetched_tokens, 900);
     }
 
     #[test]
     fn wait_complete_waits() {
-        let idle = estimate(Prefetch::WaitComplete, 900, 0.0);
+        let idle = estimate(PrefetchBehavior::WaitComplete, 900, 0.0);
         assert_eq!(idle.fetched_tokens, 900);
         assert!((idle.ttft() - (FETCH_LATENCY + 0.9 + 0.1)).abs() < 1e-9);
     }
 
     #[test]
     fn timeout_waits_so_long() {
-        let cut = Prefetch::Timeout { base_s: 0.3, per_1k_tokens_s: 0.0 };
+        let cut = PrefetchBehavior::Timeout { base_s: 0.3, per_1k_tokens_s: 0.0 };
         assert_eq!(estimate(cut, 900, 0.0).fetched_tokens, 200);
         assert!((estimate(cut, 900, 0.0).ttft() - 1.1).abs() < 1e-9);
         assert_eq!(estimate(cut, 900, 0.6).fetched_tokens, 500);
@@ -192,12 +195,12 @@ mod tests {
 
     #[test]
     fn few_tokens_are_not_fetched() {
-        assert_eq!(estimate(Prefetch::WaitComplete, 255, 0.0).cached_tokens, 0);
-        assert_eq!(estimate(Prefetch::WaitComplete, 256, 0.0).cached_tokens, 256);
+        assert_eq!(estimate(PrefetchBehavior::WaitComplete, 255, 0.0).cached_tokens, 0);
+        assert_eq!(estimate(PrefetchBehavior::WaitComplete, 256, 0.0).cached_tokens, 256);
     }
 
     #[test]
     fn at_least_one_token_is_computed() {
-        assert!(estimate(Prefetch::WaitComplete, 1000, 0.0).service >= 0.001);
+        assert!(estimate(PrefetchBehavior::WaitComplete, 1000, 0.0).service >= 0.001);
     }
 }

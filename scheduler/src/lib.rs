@@ -1,40 +1,44 @@
 //! The routing decision: pure, deterministic, no I/O.
 //!
-//! A [`Policy`] takes values ([`Input`]) and returns a value ([`Verdict`] or [`Refusal`]). The [`Scheduler`] around it
+//! A [`Policy`] takes values ([`PolicyInput`]) and returns a value ([`PolicyVerdict`] or [`ScheduleRejection`]). The [`Scheduler`] around it
 //! holds requests, keeps the book of what was sent and learns from first tokens. Neither reads a clock, a socket, a lock
 //! or a random source: time and entropy come with every call. So the gateway and a simulator run the same code, and
 //! the same calls give the same decisions.
 
-mod book;
-mod cache_rules;
-mod cluster;
+mod cache_params;
 mod decision;
 mod estimate;
-mod farness;
+mod fleet;
 pub mod index;
-mod learn;
+mod load_tracker;
+mod network_distance;
+mod options;
 mod policy;
 mod prediction;
 mod prefill_queue;
+mod prefill_time;
+mod prefill_time_distribution;
+mod prefill_time_learner;
 mod request;
 mod scheduler;
-mod service;
-mod service_mix;
-mod settings;
 mod snapshot;
 
-pub use cache_rules::{CacheRules, Prefetch};
-pub use cluster::{
-    Cluster, Distance, Instance, InstanceIx, Load, ModelIx, PairingDomain, Place, Reported, Role,
+pub use cache_params::{EngineCacheParams, PrefetchBehavior};
+pub use decision::{
+    CandidateEngine, CostBreakdown, CostTerm, DecisionExplanation, EngineRoute, LoadReservation,
+    RoutingDecision, ScheduleRejection,
 };
-pub use decision::{Booking, Candidate, Decision, Explanation, Refusal, Route, Term, Terms};
-pub use estimate::Estimate;
-pub use farness::{Site, SiteRun, farness, tokens_by_site};
-pub use policy::{Input, Policy, PolicyName, Round, UnknownPolicy, Verdict};
-pub use prediction::{L3Run, Medium, Prediction, TierHits};
-pub use request::{Request, Seconds};
-pub use scheduler::{Ask, Event, Scheduler, Ticket};
-pub use service::ServiceModel;
-pub use service_mix::ServiceMix;
-pub use settings::{Settings, TtftTarget};
-pub use snapshot::Snapshot;
+pub use estimate::PrefillEstimate;
+pub use fleet::{
+    InstanceIndex, InstanceLoad, InstanceRole, LocationIds, ModelIndex, PairingDomain, ReportedLoad,
+    SchedulableFleet, SchedulableInstance, TopologyDistance,
+};
+pub use network_distance::{StoreSite, StoreSiteRun, network_distance, tokens_by_site};
+pub use options::{SchedulerOptions, TtftTarget};
+pub use policy::{Policy, PolicyInput, PolicyName, PolicyVerdict, ScheduleRound, UnknownPolicyError};
+pub use prediction::{CacheHitPrediction, StoreMedium, StoreTokenRun, TierHits};
+pub use prefill_time::PrefillTimeModel;
+pub use prefill_time_distribution::PrefillTimeDistribution;
+pub use request::{RequestProfile, Seconds};
+pub use scheduler::{AttemptId, ScheduleRequest, Scheduler, SchedulerEvent};
+pub use snapshot::DecisionSnapshot;

@@ -1,15 +1,15 @@
 //! What the decision needs to know of a request.
 
-use crate::cluster::ModelIx;
+use crate::fleet::ModelIndex;
 
 /// A point in time or a duration in seconds, as the caller's clock counts them.
 pub type Seconds = f64;
 
 /// One client request, reduced to what routing needs.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct Request {
+pub struct RequestProfile {
     /// The model asked for.
-    pub model: ModelIx,
+    pub model: ModelIndex,
     /// Prompt length in tokens: exact if tokenised, otherwise estimated by the caller.
     pub input_tokens: u32,
     /// Expected answer length in tokens (the client's limit, or the caller's guess).
@@ -27,7 +27,7 @@ pub struct Request {
     pub ttft_target: Option<Seconds>,
 }
 
-impl Request {
+impl RequestProfile {
     /// All prompt tokens that the engine has to hold: every sequence of a batch counts.
     #[must_use]
     pub fn total_input_tokens(&self) -> u64 {

@@ -2,33 +2,33 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::{Cluster, Instance, Load};
-use crate::decision::Refusal;
-use crate::policy::{Input, PolicyName, Round, Verdict};
-use crate::prediction::Prediction;
-use crate::request::{Request, Seconds};
-use crate::service_mix::ServiceMix;
-use crate::settings::Settings;
+use crate::decision::ScheduleRejection;
+use crate::fleet::{InstanceLoad, SchedulableFleet, SchedulableInstance};
+use crate::options::SchedulerOptions;
+use crate::policy::{PolicyInput, PolicyName, PolicyVerdict, ScheduleRound};
+use crate::prediction::CacheHitPrediction;
+use crate::prefill_time_distribution::PrefillTimeDistribution;
+use crate::request::{RequestProfile, Seconds};
 
 /// What a policy was asked. Policies that keep a picture of their own of what was sent where may answer otherwise without it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Snapshot {
+pub struct DecisionSnapshot {
     /// Which policy was asked.
     pub policy: PolicyName,
     /// Its settings.
-    pub settings: Settings,
+    pub settings: SchedulerOptions,
     /// The request.
-    pub request: Request,
+    pub request: RequestProfile,
     /// The fleet.
-    pub instances: Vec<Instance>,
+    pub instances: Vec<SchedulableInstance>,
     /// One per instance. Waits include the work of held requests that went first.
-    pub loads: Vec<Load>,
+    pub loads: Vec<InstanceLoad>,
     /// Held requests that had not been decided on yet, this one included.
     pub held: usize,
     /// What prompts the engines had had to compute of late.
-    pub mix: ServiceMix,
+    pub mix: PrefillTimeDistribution,
     /// Cache hits; the keys of the prompt's pages are left out.
-    pub prediction: Prediction,
+    pub prediction: CacheHitPrediction,
     /// When it was decided.
     pub now: Seconds,
     /// When the request had arrived.
@@ -39,10 +39,15 @@ pub struct Snapshot {
     pub entropy: u64,
 }
 
-impl Snapshot {
+impl DecisionSnapshot {
     /// Takes down what `policy` is about to be asked.
     #[must_use]
-    pub(crate) fn of(policy: PolicyName, settings: &Settings, held: usize, input: &Input<'_>) -> Self {
+    pub(crate) fn capture(
+        policy: PolicyName,
+        settings: &SchedulerOptions,
+        held: usize,
+        input: &PolicyInput<'_>,
+    ) -> Self {
         Self {
             policy,
             settings: settings.clone(),
@@ -51,7 +56,7 @@ impl Snapshot {
             loads: input.loads.to_vec(),
             held,
             mix: input.mix.clone(),
-            prediction: Prediction { pages: [].into(), ..input.prediction.clone() },
+            prediction: CacheHitPrediction { pages: [].into(), ..input.prediction.clone() },
             now: input.now,
             arrived: input.arrived,
             sequence: input.sequence,
@@ -62,18 +67,18 @@ impl Snapshot {
     /// Decides again.
     ///
     /// # Errors
-    /// [`Refusal`] as the policy says.
-    pub fn replay(&self) -> Result<Verdict, Refusal> {
-        let cluster = Cluster::new(self.instances.clone());
+    /// [`ScheduleRejection`] as the policy says.
+    pub fn replay(&self) -> Result<PolicyVerdict, ScheduleRejection> {
+        let cluster = SchedulableFleet::new(self.instances.clone());
         let mut policy = self.policy.build(&self.settings);
-        policy.begin(&Round {
+        policy.begin_round(&ScheduleRound {
             cluster: &cluster,
             loads: &self.loads,
-            held: self.held,
-            most_stored: self.prediction.stored(),
+            queued_requests: self.held,
+            max_store_fetch_tokens: self.prediction.max_store_fetch_tokens(),
             now: self.now,
         });
-        policy.decide(&Input {
+        policy.decide(&PolicyInput {
             request: &self.request,
             cluster: &cluster,
             loads: &self.loads,
@@ -92,30 +97,30 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::cache_rules::CacheRules;
-    use crate::cluster::{ModelIx, PairingDomain, Place, Role};
+    use crate::cache_params::EngineCacheParams;
+    use crate::fleet::{InstanceRole, LocationIds, ModelIndex, PairingDomain};
     use crate::prediction::TierHits;
-    use crate::scheduler::{Ask, Event, Scheduler, Ticket};
+    use crate::scheduler::{AttemptId, ScheduleRequest, Scheduler, SchedulerEvent};
 
-    fn instance(number: usize) -> Instance {
-        Instance {
+    fn instance(number: usize) -> SchedulableInstance {
+        SchedulableInstance {
             name: format!("engine-{number}").into(),
-            role: if number < 3 { Role::Prefill } else { Role::Decode },
-            models: vec![ModelIx(0)],
+            role: if number < 3 { InstanceRole::Prefill } else { InstanceRole::Decode },
+            models: vec![ModelIndex(0)],
             domain: PairingDomain(0),
             dp_size: 1,
-            place: Place::default(),
-            cache: CacheRules::default(),
+            place: LocationIds::default(),
+            cache: EngineCacheParams::default(),
         }
     }
 
-    fn ask(number: u32) -> Ask {
+    fn ask(number: u32) -> ScheduleRequest {
         let hit = TierHits { l1_tokens: 4096, ..TierHits::default() };
         let mut per_instance = vec![TierHits::default(); 5];
         per_instance[number as usize % 3] = hit;
-        Ask {
-            request: Request {
-                model: ModelIx(0),
+        ScheduleRequest {
+            request: RequestProfile {
+                model: ModelIndex(0),
                 input_tokens: 6000 + 100 * number,
                 output_tokens: 100,
                 sequences: 1,
@@ -124,30 +129,30 @@ mod tests {
                 tenant: None,
                 ttft_target: None,
             },
-            prediction: Prediction { per_instance, ..Prediction::default() },
-            barred: Vec::new(),
+            prediction: CacheHitPrediction { per_instance, ..CacheHitPrediction::default() },
+            excluded: Vec::new(),
         }
     }
 
     /// Ten requests at once for three prefills, so that some are planned behind others; then first tokens let the rest go.
     #[test]
     fn a_decision_is_made_again_from_its_snapshot() {
-        let settings = Settings::default();
+        let settings = SchedulerOptions::default();
         let mut scheduler = Scheduler::new(PolicyName::Predictive.build(&settings), settings);
-        scheduler.capture(true);
-        scheduler.set_cluster(0.0, Arc::new(Cluster::new((0..5).map(instance).collect())));
-        (0..10).for_each(|number| scheduler.submit(0.0, Ticket(number.into()), ask(number)));
+        scheduler.set_capture(true);
+        scheduler.set_cluster(0.0, Arc::new(SchedulableFleet::new((0..5).map(instance).collect())));
+        (0..10).for_each(|number| scheduler.submit(0.0, AttemptId(number.into()), ask(number)));
         let mut replayed = 0;
         for step in 0..10 {
             let mut events = Vec::new();
             scheduler.poll(f64::from(step), 7, &mut events);
             let captured: Vec<_> = scheduler.take_captured().collect();
             for (event, (ticket, snapshot)) in events.into_iter().zip(captured) {
-                let Event::Send { ticket: sent, decision } = event else { panic!("{event:?}") };
+                let SchedulerEvent::Send { attempt: sent, decision } = event else { panic!("{event:?}") };
                 assert_eq!(sent, ticket);
                 let text = serde_json::to_string(&snapshot).unwrap();
-                let snapshot: Snapshot = serde_json::from_str(&text).unwrap();
-                let Ok(Verdict::Send(again)) = snapshot.replay() else { panic!("held") };
+                let snapshot: DecisionSnapshot = serde_json::from_str(&text).unwrap();
+                let Ok(PolicyVerdict::Send(again)) = snapshot.replay() else { panic!("held") };
                 assert_eq!(again.route, decision.route);
                 assert_eq!(again.explanation.reason, decision.explanation.reason);
                 for (again, then) in again.explanation.candidates.iter().zip(&decision.explanation.candidates)

@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use moongate_discovery::Engine;
+use moongate_discovery::EngineKind;
 use serde::Deserialize;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::exchange::{bounded, cause};
+use crate::http_client::{read_bounded_body, root_cause};
 use crate::options::SidecarOptions;
-use crate::pod_info::{PodInfo, read_bounded};
-use crate::sidecar::Sidecar;
-use crate::state::{AdapterState, Found};
+use crate::pod_metadata::{PodMetadata, read_bounded};
+use crate::sidecar::SidecarContext;
+use crate::state::{LocalEngine, LoraAdapterStatus};
 
 /// Annotation: the adapters that the engine shall have.
 const ANNOTATION: &str = "moongate.io/lora-adapters";
@@ -21,24 +21,24 @@ const ANNOTATION: &str = "moongate.io/lora-adapters";
 const MAX_ADAPTERS: usize = 1000;
 const MAX_TEXT: usize = 1024;
 /// Between two looks at the files and at the engine.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Until an adapter that could not be loaded is tried again.
-const RETRY: Duration = Duration::from_secs(10);
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 /// For one question, and for loading one adapter from a slow volume.
-const PATIENCE: Duration = Duration::from_secs(5);
-const LOADING: Duration = Duration::from_secs(300);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Paths by name.
-type Adapters = BTreeMap<String, String>;
+type LoraAdapterPaths = BTreeMap<String, String>;
 
 /// Follows the files and brings the engine's adapters in line, until `stop`. Adapters that the sidecar was never asked for, such as those
 /// of the engine's command line, are left alone.
-pub(crate) async fn follow(sidecar: Arc<Sidecar>, stop: CancellationToken) {
-    let mut follower = Follower { wanted: Ok(Adapters::new()), ours: BTreeSet::new() };
+pub(crate) async fn run(sidecar: Arc<SidecarContext>, stop: CancellationToken) {
+    let mut follower = LoraReconciler { desired: Ok(LoraAdapterPaths::new()), managed: BTreeSet::new() };
     loop {
         let pause = tokio::select! {
             () = stop.cancelled() => return,
-            pause = follower.look(&sidecar) => pause,
+            pause = follower.poll(&sidecar) => pause,
         };
         tokio::select! {
             () = stop.cancelled() => return,
@@ -47,67 +47,74 @@ pub(crate) async fn follow(sidecar: Arc<Sidecar>, stop: CancellationToken) {
     }
 }
 
-struct Follower {
+struct LoraReconciler {
     /// What was asked for last, or what was wrong with it.
-    wanted: Result<Adapters, String>,
+    desired: Result<LoraAdapterPaths, String>,
     /// Names that were ever asked for.
-    ours: BTreeSet<String>,
+    managed: BTreeSet<String>,
 }
 
-impl Follower {
-    async fn look(&mut self, sidecar: &Sidecar) -> Duration {
-        let info = match PodInfo::read(&sidecar.options.pod_info).await {
+impl LoraReconciler {
+    async fn poll(&mut self, sidecar: &SidecarContext) -> Duration {
+        let info = match PodMetadata::read(&sidecar.options.pod_info).await {
             Ok(info) => info,
-            Err(error) => return self.complain(&format!("--pod-info: {error}")),
+            Err(error) => return self.report_error(&format!("--pod-info: {error}")),
         };
-        let place = info.complete(&sidecar.options.place());
-        sidecar.state.send_if_modified(|state| std::mem::replace(&mut state.place, place.clone()) != place);
-        let text = match wanted_text(&sidecar.options, &info).await {
+        let place = info.fill_location(&sidecar.options.location());
+        sidecar
+            .state
+            .send_if_modified(|state| std::mem::replace(&mut state.location, place.clone()) != place);
+        let text = match desired_text(&sidecar.options, &info).await {
             Ok(Some(text)) => text,
-            Ok(None) => return LOOK_EVERY,
-            Err(error) => return self.complain(&error),
+            Ok(None) => return POLL_INTERVAL,
+            Err(error) => return self.report_error(&error),
         };
         let wanted = match parse(&text) {
             Ok(wanted) => wanted,
-            Err(error) => return self.complain(&error),
+            Err(error) => return self.report_error(&error),
         };
-        self.ours.extend(wanted.keys().cloned());
-        self.wanted = Ok(wanted.clone());
+        self.managed.extend(wanted.keys().cloned());
+        self.desired = Ok(wanted.clone());
         let found = {
             let state = sidecar.state.borrow();
-            state.found.clone().filter(|_| state.trouble.is_none() && state.drain.is_none())
+            state.local_engine.clone().filter(|_| state.error.is_none() && state.drain.is_none())
         };
         match found {
             Some(found) => self.reconcile(sidecar, &found, &wanted).await,
             None => {
                 let pending = wanted.into_keys().collect();
-                let adapters = AdapterState { pending, ..AdapterState::default() };
+                let adapters = LoraAdapterStatus { pending, ..LoraAdapterStatus::default() };
                 sidecar.state.send_modify(|state| state.adapters = adapters);
-                LOOK_EVERY
+                POLL_INTERVAL
             }
         }
     }
 
     /// A wrong file changes nothing; it is told once.
-    fn complain(&mut self, error: &str) -> Duration {
-        if self.wanted.as_ref().err().is_none_or(|told| told != error) {
+    fn report_error(&mut self, error: &str) -> Duration {
+        if self.desired.as_ref().err().is_none_or(|told| told != error) {
             tracing::error!(error, "the wanted LoRA adapters are not known; what is loaded stays");
-            self.wanted = Err(error.to_owned());
+            self.desired = Err(error.to_owned());
         }
-        LOOK_EVERY
+        POLL_INTERVAL
     }
 
-    async fn reconcile(&self, sidecar: &Sidecar, found: &Found, wanted: &Adapters) -> Duration {
-        let api = Api { sidecar, found };
+    async fn reconcile(
+        &self,
+        sidecar: &SidecarContext,
+        found: &LocalEngine,
+        wanted: &LoraAdapterPaths,
+    ) -> Duration {
+        let api = LoraAdapterApi { sidecar, engine: found };
         let loaded = match api.loaded().await {
             Ok(loaded) => loaded,
             Err(error) => {
                 tracing::debug!(error, "the engine does not tell its LoRA adapters");
-                return LOOK_EVERY;
+                return POLL_INTERVAL;
             }
         };
-        let changes = changes(&loaded, wanted, &self.ours);
-        let mut adapters = AdapterState {
+        let changes = changes(&loaded, wanted, &self.managed);
+        let mut adapters = LoraAdapterStatus {
             loaded: wanted.keys().filter(|name| !changes.contains_key(*name)).cloned().collect(),
             pending: wanted.keys().filter(|name| changes.contains_key(*name)).cloned().collect(),
             failed: Vec::new(),
@@ -116,7 +123,7 @@ impl Follower {
             sidecar.state.send_if_modified(|state| {
                 std::mem::replace(&mut state.adapters, adapters.clone()) != adapters
             });
-            return LOOK_EVERY;
+            return POLL_INTERVAL;
         }
         // Adapters that failed before and are tried again do not count as pending again.
         let failed_before: Vec<_> =
@@ -127,7 +134,7 @@ impl Follower {
             match api.apply(name, change).await {
                 Ok(()) => {
                     tracing::info!(name, ?change, "LoRA adapter changed");
-                    if matches!(change, Change::Load(_) | Change::Replace(_)) {
+                    if matches!(change, LoraAdapterChange::Load(_) | LoraAdapterChange::Replace(_)) {
                         adapters.loaded.push(name.clone());
                     }
                 }
@@ -144,13 +151,13 @@ impl Follower {
             state.adapters = adapters;
             state.revision += 1;
         });
-        if failed { RETRY } else { LOOK_EVERY }
+        if failed { RETRY_INTERVAL } else { POLL_INTERVAL }
     }
 }
 
 /// What is to be done about one adapter.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Change {
+enum LoraAdapterChange {
     /// From this path.
     Load(String),
     /// From another path than now.
@@ -158,17 +165,21 @@ enum Change {
     Unload,
 }
 
-fn changes(loaded: &Adapters, wanted: &Adapters, ours: &BTreeSet<String>) -> BTreeMap<String, Change> {
+fn changes(
+    loaded: &LoraAdapterPaths,
+    wanted: &LoraAdapterPaths,
+    ours: &BTreeSet<String>,
+) -> BTreeMap<String, LoraAdapterChange> {
     let gone = loaded.keys().filter(|name| ours.contains(*name) && !wanted.contains_key(*name));
     let wrong = wanted.iter().filter_map(|(name, path)| match loaded.get(name) {
-        None => Some((name.clone(), Change::Load(path.clone()))),
-        Some(now) if now != path => Some((name.clone(), Change::Replace(path.clone()))),
+        None => Some((name.clone(), LoraAdapterChange::Load(path.clone()))),
+        Some(now) if now != path => Some((name.clone(), LoraAdapterChange::Replace(path.clone()))),
         Some(_) => None,
     });
-    gone.map(|name| (name.clone(), Change::Unload)).chain(wrong).collect()
+    gone.map(|name| (name.clone(), LoraAdapterChange::Unload)).chain(wrong).collect()
 }
 
-async fn wanted_text(options: &SidecarOptions, info: &PodInfo) -> Result<Option<String>, String> {
+async fn desired_text(options: &SidecarOptions, info: &PodMetadata) -> Result<Option<String>, String> {
     match &options.lora_file {
         Some(file) => {
             let text = read_bounded(file).await.map_err(|error| format!("{}: {error}", file.display()))?;
@@ -181,8 +192,8 @@ async fn wanted_text(options: &SidecarOptions, info: &PodInfo) -> Result<Option<
 }
 
 /// `NAME=PATH`, separated by commas or white space; what follows `#` on a line is a comment.
-fn parse(text: &str) -> Result<Adapters, String> {
-    let mut adapters = Adapters::new();
+fn parse(text: &str) -> Result<LoraAdapterPaths, String> {
+    let mut adapters = LoraAdapterPaths::new();
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
     for pair in lines.flat_map(|line| line.split([',', ' ', '\t', '\r'])).filter(|pair| !pair.is_empty()) {
         let wrong = |problem: &str| format!("LoRA adapter {pair:?} {problem}; write NAME=PATH");
@@ -202,38 +213,39 @@ fn parse(text: &str) -> Result<Adapters, String> {
 
 /// The engine's own API: vLLM's `/v1/load_lora_adapter` (0.32), SGLang's `/load_lora_adapter` (0.5.23). Both list what is loaded in
 /// `/v1/models`, each adapter with its base model as `parent` and its path as `root`.
-struct Api<'a> {
-    sidecar: &'a Sidecar,
-    found: &'a Found,
+struct LoraAdapterApi<'a> {
+    sidecar: &'a SidecarContext,
+    engine: &'a LocalEngine,
 }
 
-impl Api<'_> {
-    async fn loaded(&self) -> Result<Adapters, String> {
+impl LoraAdapterApi<'_> {
+    async fn loaded(&self) -> Result<LoraAdapterPaths, String> {
         #[derive(Deserialize)]
-        struct List {
-            data: Vec<Card>,
+        struct LoadedModelList {
+            data: Vec<LoadedModelCard>,
         }
         #[derive(Deserialize)]
-        struct Card {
+        struct LoadedModelCard {
             id: String,
             parent: Option<String>,
             root: Option<String>,
         }
-        let request = self.sidecar.client.get(format!("{}/v1/models", self.found.url)).timeout(PATIENCE);
+        let request =
+            self.sidecar.client.get(format!("{}/v1/models", self.engine.url)).timeout(REQUEST_TIMEOUT);
         let body = self.send(request).await?;
-        let list: List = serde_json::from_slice(&body).map_err(|error| error.to_string())?;
+        let list: LoadedModelList = serde_json::from_slice(&body).map_err(|error| error.to_string())?;
         let adapters = list.data.into_iter().filter(|card| card.parent.is_some());
         Ok(adapters.map(|card| (card.id, card.root.unwrap_or_default())).collect())
     }
 
-    async fn apply(&self, name: &str, change: &Change) -> Result<(), String> {
+    async fn apply(&self, name: &str, change: &LoraAdapterChange) -> Result<(), String> {
         match change {
-            Change::Load(path) => self.load(name, path).await,
-            Change::Replace(path) => {
+            LoraAdapterChange::Load(path) => self.load(name, path).await,
+            LoraAdapterChange::Replace(path) => {
                 self.unload(name).await?;
                 self.load(name, path).await
             }
-            Change::Unload => self.unload(name).await,
+            LoraAdapterChange::Unload => self.unload(name).await,
         }
     }
 
@@ -246,29 +258,29 @@ impl Api<'_> {
     }
 
     async fn post(&self, what: &str, body: &serde_json::Value) -> Result<(), String> {
-        let prefix = match self.found.engine {
-            Engine::Vllm => "/v1",
-            Engine::Sglang => "",
+        let prefix = match self.engine.engine {
+            EngineKind::Vllm => "/v1",
+            EngineKind::Sglang => "",
         };
-        let request = self.sidecar.client.post(format!("{}{prefix}/{what}", self.found.url));
-        self.send(request.json(body).timeout(LOADING)).await.map(drop)
+        let request = self.sidecar.client.post(format!("{}{prefix}/{what}", self.engine.url));
+        self.send(request.json(body).timeout(LOAD_TIMEOUT)).await.map(drop)
     }
 
     async fn send(&self, mut request: reqwest::RequestBuilder) -> Result<Vec<u8>, String> {
         if let Some(key) = &self.sidecar.options.engine_api_key {
             request = request.bearer_auth(key);
         }
-        let response = request.send().await.map_err(|error| cause(&error))?;
+        let response = request.send().await.map_err(|error| root_cause(&error))?;
         let (status, path) = (response.status(), response.url().path().to_owned());
-        let body = bounded(response).await?;
+        let body = read_bounded_body(response).await?;
         if status.is_success() {
             return Ok(body);
         }
-        let hint = match (status.as_u16(), self.found.engine) {
-            (404, Engine::Vllm) => {
+        let hint = match (status.as_u16(), self.engine.engine) {
+            (404, EngineKind::Vllm) => {
                 "; start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
             }
-            (400, Engine::Sglang) => "; start SGLang with --enable-lora",
+            (400, EngineKind::Sglang) => "; start SGLang with --enable-lora",
             _ => "",
         };
         let said: String = String::from_utf8_lossy(&body).chars().take(500).collect();
@@ -280,7 +292,7 @@ impl Api<'_> {
 mod tests {
     use super::*;
 
-    fn adapters(pairs: &[(&str, &str)]) -> Adapters {
+    fn adapters(pairs: &[(&str, &str)]) -> LoraAdapterPaths {
         pairs.iter().map(|(name, path)| ((*name).to_owned(), (*path).to_owned())).collect()
     }
 
@@ -288,7 +300,7 @@ mod tests {
     fn pairs_are_read_however_they_are_separated() {
         let read = parse("a=/x, b=/y # of the sales people\n#c=/z\n\td=/v=1\n").unwrap();
         assert_eq!(read, adapters(&[("a", "/x"), ("b", "/y"), ("d", "/v=1")]));
-        assert_eq!(parse(" \n"), Ok(Adapters::new()));
+        assert_eq!(parse(" \n"), Ok(LoraAdapterPaths::new()));
         for (wrong, part) in [("a", "no path"), ("=x", "empty"), ("a=", "empty"), ("a=1 a=2", "twice")] {
             assert!(parse(wrong).unwrap_err().contains(part), "{wrong}");
         }
@@ -301,9 +313,9 @@ mod tests {
         let wanted = adapters(&[("kept", "/k"), ("moved", "/new"), ("new", "/n")]);
         let ours = ["kept", "moved", "left"].map(str::to_owned).into();
         let expected = [
-            ("left", Change::Unload),
-            ("moved", Change::Replace("/new".to_owned())),
-            ("new", Change::Load("/n".to_owned())),
+            ("left", LoraAdapterChange::Unload),
+            ("moved", LoraAdapterChange::Replace("/new".to_owned())),
+            ("new", LoraAdapterChange::Load("/n".to_owned())),
         ];
         let expected = expected.map(|(name, change)| (name.to_owned(), change)).into();
         assert_eq!(changes(&loaded, &wanted, &ours), expected);

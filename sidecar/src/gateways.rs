@@ -7,20 +7,20 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use moongate_discovery::Scheme;
-use rbg_api::ClusterFile;
+use moongate_discovery::HttpScheme;
+use rbg_api::DiscoveryFile;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::link;
+use crate::gateway_link;
 use crate::options::SidecarOptions;
-use crate::pod_info::read_bounded;
-use crate::sidecar::Sidecar;
+use crate::pod_metadata::read_bounded;
+use crate::sidecar::SidecarContext;
 
 /// Most gateways that are told; a name that stands for more is somebody else's.
 const MAX_GATEWAYS: usize = 64;
 /// Between two looks.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// For one look-up.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 /// Name of the admin listener's port in RBG's file.
@@ -28,13 +28,13 @@ const ADMIN_PORT: &str = "admin";
 
 /// `host:port`, or `https://host:port` for TLS; the host an address or a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Address {
-    scheme: Scheme,
+pub struct GatewayAddress {
+    scheme: HttpScheme,
     host: String,
     port: u16,
 }
 
-impl FromStr for Address {
+impl FromStr for GatewayAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -52,7 +52,7 @@ impl FromStr for Address {
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for GatewayAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.host, self.port)
     }
@@ -60,43 +60,43 @@ impl fmt::Display for Address {
 
 /// How a gateway is reached, beside its address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Known {
-    pub(crate) scheme: Scheme,
+pub(crate) struct GatewayIdentity {
+    pub(crate) scheme: HttpScheme,
     /// Its name in a certificate.
     pub(crate) host: String,
 }
 
 /// Keeps one link to each gateway until `stop`.
-pub(crate) async fn follow(sidecar: Arc<Sidecar>, stop: CancellationToken) {
+pub(crate) async fn run(sidecar: Arc<SidecarContext>, stop: CancellationToken) {
     let mut complained = false;
     loop {
-        let (found, trouble) = look(&sidecar.options).await;
+        let (found, trouble) = discover(&sidecar.options).await;
         match trouble {
             // A name that cannot be looked up now, or a file that cannot be read, must not cost links that work.
             Some(trouble) => {
                 if !std::mem::replace(&mut complained, true) {
                     tracing::warn!(trouble, "not every gateway could be found");
                 }
-                link::keep(&sidecar, &found, false);
+                gateway_link::sync_links(&sidecar, &found, false);
             }
             None => {
                 complained = false;
-                link::keep(&sidecar, &found, true);
+                gateway_link::sync_links(&sidecar, &found, true);
             }
         }
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(LOOK_EVERY) => {}
+            () = tokio::time::sleep(POLL_INTERVAL) => {}
         }
     }
 }
 
 /// All gateways that can be found now, and what could not be looked up.
-async fn look(options: &SidecarOptions) -> (BTreeMap<SocketAddr, Known>, Option<String>) {
+async fn discover(options: &SidecarOptions) -> (BTreeMap<SocketAddr, GatewayIdentity>, Option<String>) {
     let mut trouble = None;
     let mut names = options.gateway.iter().map(|named| (named.clone(), None)).collect::<Vec<_>>();
     if let Some(role) = &options.gateway_role {
-        match of_role(options, role).await {
+        match gateways_of_role(options, role).await {
             Ok(of_role) => names.extend(of_role),
             Err(error) => trouble = Some(format!("{}: {error}", options.rbg_config.display())),
         }
@@ -108,7 +108,7 @@ async fn look(options: &SidecarOptions) -> (BTreeMap<SocketAddr, Known>, Option<
             resolved = resolve(&alternative).await;
             name = alternative;
         }
-        let known = Known { scheme: name.scheme, host: name.host };
+        let known = GatewayIdentity { scheme: name.scheme, host: name.host };
         match resolved {
             Ok(addresses) => found.extend(addresses.into_iter().map(|address| (address, known.clone()))),
             Err(error) => trouble = Some(error),
@@ -120,7 +120,7 @@ async fn look(options: &SidecarOptions) -> (BTreeMap<SocketAddr, Known>, Option<
     (found.into_iter().take(MAX_GATEWAYS).collect(), trouble)
 }
 
-async fn resolve(address: &Address) -> Result<Vec<SocketAddr>, String> {
+async fn resolve(address: &GatewayAddress) -> Result<Vec<SocketAddr>, String> {
     let lookup = tokio::net::lookup_host((address.host.as_str(), address.port));
     match timeout(LOOKUP_TIMEOUT, lookup).await {
         Ok(Ok(found)) => Ok(found.take(MAX_GATEWAYS).collect()),
@@ -130,7 +130,10 @@ async fn resolve(address: &Address) -> Result<Vec<SocketAddr>, String> {
 }
 
 /// The instances of a role, each with the name that it may have instead.
-async fn of_role(options: &SidecarOptions, role: &str) -> Result<Vec<(Address, Option<Address>)>, String> {
+async fn gateways_of_role(
+    options: &SidecarOptions,
+    role: &str,
+) -> Result<Vec<(GatewayAddress, Option<GatewayAddress>)>, String> {
     let text = read_bounded(&options.rbg_config).await.map_err(|error| error.to_string())?;
     instances(&text, role, options.gateway_scheme, options.gateway_port)
 }
@@ -138,17 +141,17 @@ async fn of_role(options: &SidecarOptions, role: &str) -> Result<Vec<(Address, O
 fn instances(
     text: &str,
     role: &str,
-    scheme: Scheme,
+    scheme: HttpScheme,
     default_port: u16,
-) -> Result<Vec<(Address, Option<Address>)>, String> {
-    let file: ClusterFile = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+) -> Result<Vec<(GatewayAddress, Option<GatewayAddress>)>, String> {
+    let file: DiscoveryFile = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
     let config = file.resolve().map_err(|error| error.to_string())?;
     let instances =
         config.roles.into_iter().filter(|other| other.name == role).flat_map(|role| role.instances);
     Ok(instances
         .map(|instance| {
             let port = instance.ports.get(ADMIN_PORT).copied().unwrap_or(default_port);
-            let at = |host| Address { scheme, host, port };
+            let at = |host| GatewayAddress { scheme, host, port };
             (at(instance.address), instance.alternative.map(at))
         })
         .collect())
@@ -168,7 +171,7 @@ roles:
   decode: { size: 1, instances: [{ address: g-decode-0.s-g-decode }] }
 ";
         let found = |role| -> Vec<String> {
-            instances(file, role, Scheme::Http, 9000)
+            instances(file, role, HttpScheme::Http, 9000)
                 .unwrap()
                 .iter()
                 .map(|(address, _)| address.to_string())
@@ -177,7 +180,7 @@ roles:
         assert_eq!(found("router"), ["g-router-0.s-g-router:9000", "g-router-1.s-g-router:9000"]);
         assert_eq!(found("gateway"), ["g-gateway-0.s-g-gateway:9100"]);
         assert!(found("nobody").is_empty());
-        assert!(instances("no: group", "router", Scheme::Http, 9000).is_err());
+        assert!(instances("no: group", "router", HttpScheme::Http, 9000).is_err());
     }
 
     #[test]
@@ -185,12 +188,12 @@ roles:
         for (text, shown) in
             [("gw:9000", "gw:9000"), ("http://10.0.0.1:9000/", "10.0.0.1:9000"), ("[::1]:1", "::1:1")]
         {
-            assert_eq!(text.parse::<Address>().unwrap().to_string(), shown);
+            assert_eq!(text.parse::<GatewayAddress>().unwrap().to_string(), shown);
         }
-        assert_eq!("gw:1".parse::<Address>().unwrap().scheme, Scheme::Http);
-        assert_eq!("https://gw:1".parse::<Address>().unwrap().scheme, Scheme::Https);
+        assert_eq!("gw:1".parse::<GatewayAddress>().unwrap().scheme, HttpScheme::Http);
+        assert_eq!("https://gw:1".parse::<GatewayAddress>().unwrap().scheme, HttpScheme::Https);
         for wrong in ["gw", "gw:0", ":9000", "gw:x", "u@gw:1", "gw/path:1", "ftp://gw:1"] {
-            assert!(wrong.parse::<Address>().unwrap_err().contains("host:port"), "{wrong}");
+            assert!(wrong.parse::<GatewayAddress>().unwrap_err().contains("host:port"), "{wrong}");
         }
     }
 }

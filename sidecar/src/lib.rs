@@ -8,18 +8,18 @@
 
 mod adapters;
 mod engine;
-mod exchange;
+mod gateway_link;
 mod gateways;
 mod hooks;
 mod http;
-mod link;
+mod http_client;
 mod metrics;
 mod options;
-mod pod_info;
+mod pod_metadata;
 mod sidecar;
 mod state;
 
-pub use gateways::Address;
+pub use gateways::GatewayAddress;
 pub use metrics::all_metrics;
 pub use options::SidecarOptions;
-pub use sidecar::{StartError, start};
+pub use sidecar::{SidecarStartError, start};

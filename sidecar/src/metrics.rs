@@ -7,11 +7,15 @@ use std::net::SocketAddr;
 use moongate_discovery::EngineLoad;
 use tokio::time::Instant;
 
-use crate::link::Link;
-use crate::state::{Look, State};
+use crate::gateway_link::GatewayLink;
+use crate::state::{EngineObservation, SidecarState};
 
 /// All of them. `registrations`: those that were taken, and those that were not.
-pub(crate) fn text(state: &State, links: &BTreeMap<SocketAddr, Link>, registrations: [u64; 2]) -> String {
+pub(crate) fn text(
+    state: &SidecarState,
+    links: &BTreeMap<SocketAddr, GatewayLink>,
+    registrations: [u64; 2],
+) -> String {
     let mut text = String::new();
     let mut family = |name: &str, kind: &str, help: &str, samples: &[(&str, u64)]| {
         let _infallible =
@@ -20,7 +24,7 @@ pub(crate) fn text(state: &State, links: &BTreeMap<SocketAddr, Link>, registrati
             let _infallible = writeln!(text, "moongate_sidecar_{name}{labels} {value}");
         }
     };
-    let load = state.look.as_ref().and_then(|look| look.load.as_ref());
+    let load = state.observation.as_ref().and_then(|look| look.load.as_ref());
     family("engine_up", "gauge", "1 while the engine serves.", &[("", up(state))]);
     family(
         "draining",
@@ -42,17 +46,21 @@ pub(crate) fn text(state: &State, links: &BTreeMap<SocketAddr, Link>, registrati
             &[("", load.waiting.into())],
         );
     }
-    let count = |wanted: fn(&Link) -> bool| links.values().filter(|link| wanted(link)).count() as u64;
+    let count = |wanted: fn(&GatewayLink) -> bool| links.values().filter(|link| wanted(link)).count() as u64;
     let gateways = [
         (
             r#"{state="using"}"#,
-            count(|link| link.trouble.is_none() && link.told.as_ref().is_some_and(|(_, a)| a.usable)),
+            count(|link| {
+                link.error.is_none() && link.last_registration.as_ref().is_some_and(|(_, a)| a.usable)
+            }),
         ),
         (
             r#"{state="not_using"}"#,
-            count(|link| link.trouble.is_none() && link.told.as_ref().is_none_or(|(_, a)| !a.usable)),
+            count(|link| {
+                link.error.is_none() && link.last_registration.as_ref().is_none_or(|(_, a)| !a.usable)
+            }),
         ),
-        (r#"{state="silent"}"#, count(|link| link.trouble.is_some())),
+        (r#"{state="silent"}"#, count(|link| link.error.is_some())),
     ];
     family("gateways", "gauge", "Gateways: `using` the engine, `not_using` it, `silent`.", &gateways);
     let [taken, refused] = registrations;
@@ -81,12 +89,12 @@ pub(crate) fn text(state: &State, links: &BTreeMap<SocketAddr, Link>, registrati
 /// All metrics of a sidecar as Prometheus scrapes them: what the table in `docs/metrics.md` is made of.
 #[must_use]
 pub fn all_metrics() -> String {
-    let look = Look { begun: Instant::now(), load: Some(EngineLoad::default()) };
-    text(&State { look: Some(look), ..State::default() }, &BTreeMap::new(), [0; 2])
+    let look = EngineObservation { started_at: Instant::now(), load: Some(EngineLoad::default()) };
+    text(&SidecarState { observation: Some(look), ..SidecarState::default() }, &BTreeMap::new(), [0; 2])
 }
 
-fn up(state: &State) -> u64 {
-    (state.found.is_some() && state.trouble.is_none()).into()
+fn up(state: &SidecarState) -> u64 {
+    (state.local_engine.is_some() && state.error.is_none()).into()
 }
 
 #[cfg(test)]
@@ -95,8 +103,8 @@ mod tests {
 
     #[test]
     fn every_family_has_its_head_and_its_samples() {
-        let links = BTreeMap::from([(SocketAddr::from(([127, 0, 0, 1], 1)), Link::default())]);
-        let text = text(&State::default(), &links, [3, 0]);
+        let links = BTreeMap::from([(SocketAddr::from(([127, 0, 0, 1], 1)), GatewayLink::default())]);
+        let text = text(&SidecarState::default(), &links, [3, 0]);
         assert!(
             text.contains("# TYPE moongate_sidecar_engine_up gauge\nmoongate_sidecar_engine_up 0\n"),
             "{text}"

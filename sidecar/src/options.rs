@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use moongate_discovery::{KvConnector, MAX_LEASE, Place, Role, Scheme};
-use moongate_runtime::{EngineTlsOptions, TlsError, Trust, TrustFiles};
+use moongate_discovery::{EngineRole, HttpScheme, KvConnector, MAX_LEASE, PhysicalLocation};
+use moongate_runtime::{ClientTls, ClientTlsFiles, EngineTlsArgs, TlsConfigError};
 
-use crate::gateways::Address;
+use crate::gateways::GatewayAddress;
 
 /// Options of `moongate sidecar`.
 #[derive(Debug, Clone, Args)]
@@ -33,7 +33,7 @@ pub struct SidecarOptions {
 
     /// TLS towards the engine.
     #[command(flatten)]
-    pub engine_tls: EngineTlsOptions,
+    pub engine_tls: EngineTlsArgs,
 
     /// Host under which gateways and other engines reach the engine: the pod's address. Default: the one in --engine-url.
     #[arg(long, value_name = "HOST", env = "POD_IP")]
@@ -41,7 +41,7 @@ pub struct SidecarOptions {
 
     /// Admin listener of gateways, as host:port, or https://host:port if it has TLS. A name stands for all of its addresses. Repeatable.
     #[arg(long, value_name = "HOST:PORT", env = "MOONGATE_SIDECAR_GATEWAY", value_delimiter = ' ')]
-    pub gateway: Vec<Address>,
+    pub gateway: Vec<GatewayAddress>,
 
     /// Role of the RoleBasedGroup whose pods are gateways, by the file of --rbg-config.
     #[arg(long, value_name = "NAME", env = "MOONGATE_SIDECAR_GATEWAY_ROLE")]
@@ -53,7 +53,7 @@ pub struct SidecarOptions {
 
     /// How the gateways of --gateway-role are spoken to.
     #[arg(long, value_name = "http|https", env = "MOONGATE_SIDECAR_GATEWAY_SCHEME", default_value = "http")]
-    pub gateway_scheme: Scheme,
+    pub gateway_scheme: HttpScheme,
 
     /// Authorities of gateways with TLS (PEM); re-read when it changes. Default: those that this machine trusts.
     #[arg(long, value_name = "FILE", env = "MOONGATE_SIDECAR_GATEWAY_CA")]
@@ -89,7 +89,7 @@ pub struct SidecarOptions {
 
     /// prefill, decode or plain. Default: what SGLang says, else what the role's name in the RoleBasedGroup says, else plain.
     #[arg(long, value_name = "ROLE", env = "MOONGATE_SIDECAR_ROLE")]
-    pub role: Option<Role>,
+    pub role: Option<EngineRole>,
 
     /// vLLM's KV connector, if it does not tell: nixl, mooncake or store.
     #[arg(long, value_name = "NAME", env = "MOONGATE_KV_CONNECTOR")]
@@ -132,8 +132,8 @@ pub struct SidecarOptions {
 
 impl SidecarOptions {
     /// Where the engine is, by flags alone.
-    pub(crate) fn place(&self) -> Place {
-        Place {
+    pub(crate) fn location(&self) -> PhysicalLocation {
+        PhysicalLocation {
             zone: self.zone.clone(),
             rack: self.rack.clone(),
             node: self.node.clone(),
@@ -142,11 +142,12 @@ impl SidecarOptions {
     }
 
     /// What gateways are known by.
-    pub(crate) fn gateway_trust(&self) -> Result<Trust, TlsError> {
+    pub(crate) fn gateway_trust(&self) -> Result<ClientTls, TlsConfigError> {
         let identity = [self.gateway_tls_cert.as_ref(), self.gateway_tls_key.as_ref()];
         let flags = ["--gateway-tls-cert", "--gateway-tls-key"];
         let name = self.gateway_tls_name.as_ref();
-        let loaded = TrustFiles::given(self.gateway_ca.as_ref(), identity, name, flags).and_then(Trust::load);
+        let loaded = ClientTlsFiles::from_options(self.gateway_ca.as_ref(), identity, name, flags)
+            .and_then(ClientTls::load);
         let files =
             [("--gateway-ca", self.gateway_ca.as_ref()), (flags[0], identity[0]), (flags[1], identity[1])];
         loaded.map_err(|error| error.with_flag(&files))

@@ -5,18 +5,18 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use moongate_runtime::{BindError, Supervisor, TlsError, Trust, bind};
+use moongate_runtime::{BindError, ClientTls, Supervisor, TlsConfigError, bind};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
-use crate::link::Link;
+use crate::gateway_link::GatewayLink;
 use crate::options::SidecarOptions;
-use crate::state::State;
+use crate::state::SidecarState;
 use crate::{adapters, engine, gateways, http};
 
 /// Why the sidecar did not start.
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
+pub enum SidecarStartError {
     /// An address cannot be listened on.
     #[error(transparent)]
     Bind(#[from] BindError),
@@ -25,27 +25,27 @@ pub enum StartError {
     Client(#[from] reqwest::Error),
     /// Settings or files for TLS that cannot be used.
     #[error(transparent)]
-    Tls(#[from] TlsError),
+    Tls(#[from] TlsConfigError),
     /// An address is unknown after binding.
     #[error("listener: {0}")]
     Listener(#[from] std::io::Error),
 }
 
 /// What all tasks share.
-pub(crate) struct Sidecar {
+pub(crate) struct SidecarContext {
     pub(crate) options: SidecarOptions,
     /// Asks the engine.
     pub(crate) client: reqwest::Client,
-    pub(crate) engine_trust: Trust,
-    pub(crate) gateway_trust: Trust,
-    pub(crate) state: watch::Sender<State>,
+    pub(crate) engine_trust: ClientTls,
+    pub(crate) gateway_trust: ClientTls,
+    pub(crate) state: watch::Sender<SidecarState>,
     /// Told when the engine is to be looked at now.
-    pub(crate) drain_asked: Notify,
-    pub(crate) links: Mutex<BTreeMap<SocketAddr, Link>>,
+    pub(crate) drain_requested: Notify,
+    pub(crate) links: Mutex<BTreeMap<SocketAddr, GatewayLink>>,
     /// Registrations that gateways took.
-    pub(crate) taken: AtomicU64,
+    pub(crate) registrations_accepted: AtomicU64,
     /// Those that they did not take, or did not answer.
-    pub(crate) refused: AtomicU64,
+    pub(crate) registrations_rejected: AtomicU64,
     pub(crate) supervisor: Supervisor,
 }
 
@@ -53,38 +53,39 @@ pub(crate) struct Sidecar {
 /// engine.
 ///
 /// # Errors
-/// [`StartError`]. That no engine or no gateway answers is none: they are awaited.
-pub fn start(options: SidecarOptions, supervisor: &Supervisor) -> Result<SocketAddr, StartError> {
+/// [`SidecarStartError`]. That no engine or no gateway answers is none: they are awaited.
+pub fn start(options: SidecarOptions, supervisor: &Supervisor) -> Result<SocketAddr, SidecarStartError> {
     let listener = bind(options.listen)?;
     let address = listener.local_addr()?;
     let (engine_trust, gateway_trust) = (options.engine_tls.trust()?, options.gateway_trust()?);
     let client = client(&engine_trust)?;
     for trust in [&engine_trust, &gateway_trust] {
         let (trust, stop) = (trust.clone(), supervisor.token());
-        supervisor.spawn_restarted("renew certificates", move || trust.clone().keep_current(stop.clone()));
+        supervisor
+            .spawn_restarted("renew certificates", move || trust.clone().reload_on_change(stop.clone()));
     }
-    let state = State { place: options.place(), ..State::default() };
+    let state = SidecarState { location: options.location(), ..SidecarState::default() };
     let names_none = !options.has_gateways();
-    let sidecar = Arc::new(Sidecar {
+    let sidecar = Arc::new(SidecarContext {
         options,
         client,
         engine_trust,
         gateway_trust,
         state: watch::Sender::new(state),
-        drain_asked: Notify::new(),
+        drain_requested: Notify::new(),
         links: Mutex::default(),
-        taken: AtomicU64::new(0),
-        refused: AtomicU64::new(0),
+        registrations_accepted: AtomicU64::new(0),
+        registrations_rejected: AtomicU64::new(0),
         supervisor: supervisor.clone(),
     });
     http::serve(listener, Arc::clone(&sidecar));
     let (of, stop) = (Arc::clone(&sidecar), supervisor.token());
     supervisor
-        .spawn_restarted("follow the pod's files", move || adapters::follow(Arc::clone(&of), stop.clone()));
+        .spawn_restarted("follow the pod's files", move || adapters::run(Arc::clone(&of), stop.clone()));
     let (of, stop) = (Arc::clone(&sidecar), supervisor.token());
     supervisor.spawn_restarted("watch the engine", move || engine::watch(Arc::clone(&of), stop.clone()));
     let (of, stop) = (sidecar, supervisor.token());
-    supervisor.spawn_restarted("find gateways", move || gateways::follow(Arc::clone(&of), stop.clone()));
+    supervisor.spawn_restarted("find gateways", move || gateways::run(Arc::clone(&of), stop.clone()));
     tracing::info!(%address, "sidecar listens");
     if names_none {
         tracing::warn!(
@@ -96,6 +97,6 @@ pub fn start(options: SidecarOptions, supervisor: &Supervisor) -> Result<SocketA
 }
 
 /// Engines close idle connections after seconds, and a question that meets the closing would look like a dead engine.
-pub(crate) fn client(trust: &Trust) -> reqwest::Result<reqwest::Client> {
-    trust.http().redirect(reqwest::redirect::Policy::none()).pool_max_idle_per_host(0).build()
+pub(crate) fn client(trust: &ClientTls) -> reqwest::Result<reqwest::Client> {
+    trust.http_client().redirect(reqwest::redirect::Policy::none()).pool_max_idle_per_host(0).build()
 }

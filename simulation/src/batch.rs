@@ -5,17 +5,17 @@ use std::io::Write as _;
 use std::num::NonZero;
 use std::process::{Child, Command, ExitCode, Stdio};
 
-use crate::Flags;
+use crate::SimulationArgs;
 
 /// A seed that runs.
-struct Job {
+struct SeedJob {
     seed: u64,
     /// One, or two to compare.
     children: Vec<Child>,
 }
 
 /// Runs them, and prints those that fail.
-pub(crate) fn main(flags: &Flags) -> ExitCode {
+pub(crate) fn main(flags: &SimulationArgs) -> ExitCode {
     let (mut jobs, mut failed, mut traces) = (VecDeque::new(), Vec::new(), Vec::new());
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     let at_once = flags.jobs.unwrap_or(cores).max(1);
@@ -44,7 +44,7 @@ pub(crate) fn main(flags: &Flags) -> ExitCode {
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn start(seed: u64, twice: bool) -> std::io::Result<Job> {
+fn start(seed: u64, twice: bool) -> std::io::Result<SeedJob> {
     let program = std::env::current_exe()?;
     let run = || {
         let mut command = Command::new(&program);
@@ -54,11 +54,11 @@ fn start(seed: u64, twice: bool) -> std::io::Result<Job> {
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
     };
     let children = (0..if twice { 2 } else { 1 }).map(|_| run()).collect::<Result<_, _>>()?;
-    Ok(Job { seed, children })
+    Ok(SeedJob { seed, children })
 }
 
 /// Waits for a seed. `traces` has the hashes of all that ended well.
-fn finish(job: Job, failed: &mut Vec<u64>, traces: &mut Vec<String>) {
+fn finish(job: SeedJob, failed: &mut Vec<u64>, traces: &mut Vec<String>) {
     let mut lines = Vec::new();
     let mut is_well = true;
     for child in job.children {

@@ -9,98 +9,98 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
-use moongate_operator::Kind;
-use moongate_operator::forecast::{Change, Server};
-use moongate_operator::observed::{Key, Observed};
-use moongate_operator::plan::{self, Action, Step};
+use moongate_operator::ResourceKind;
+use moongate_operator::forecast::{ResourceChange, SimulatedApiServer};
+use moongate_operator::plan::{self, PlanStep, WriteAction};
+use moongate_operator::resource_cache::{ResourceCache, ResourceKey};
 use moongate_render::GangScheduler;
 use moongate_runtime::net::simulated::record;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::plan::{Host, PAIRS};
+use crate::plan::{PAIRS, SimulatedHost};
 use crate::report::{count, violation};
 
 /// Objects that are planned for at a time.
-const WORKERS: usize = 4;
+const MAX_WORKERS: usize = 4;
 /// Most moves to an end.
-const MAX_MOVES: usize = 20_000;
+const MAX_STEPS: usize = 20_000;
 /// When the group is updated, and how long a container takes to start.
-const UPDATE: Duration = Duration::from_millis(2_500);
-const START: Duration = Duration::from_millis(400);
+const UPDATE_AT: Duration = Duration::from_millis(2_500);
+const CONTAINER_START_TIME: Duration = Duration::from_millis(400);
 /// The date at which a simulation begins, in seconds since 1970.
 const EPOCH: i64 = 1_790_000_000;
 /// Between two moves.
 const TICK: Duration = Duration::from_millis(5);
 const ROLES: [&str; 2] = ["prefill", "decode"];
-const ROLE: &str = "rbg.workloads.x-k8s.io/role-name";
+const ROLE_NAME_LABEL: &str = "rbg.workloads.x-k8s.io/role-name";
 
-pub(crate) struct Cluster {
-    server: Server,
-    observed: Mutex<Observed>,
-    queue: BTreeSet<Key>,
-    later: BTreeMap<Key, Timestamp>,
+pub(crate) struct SimulatedCluster {
+    server: SimulatedApiServer,
+    observed: Mutex<ResourceCache>,
+    queue: BTreeSet<ResourceKey>,
+    requeue_at: BTreeMap<ResourceKey, Timestamp>,
     /// What watches have not reported yet.
-    news: VecDeque<Change>,
-    workers: Vec<(Key, VecDeque<Step>)>,
+    pending_watch_events: VecDeque<ResourceChange>,
+    workers: Vec<(ResourceKey, VecDeque<PlanStep>)>,
     random: fastrand::Rng,
     /// Of a hundred writes, so many fail.
-    failing: u8,
+    write_failure_percent: u8,
     /// Of a thousand moves, so many restart the operator.
-    restarting: u16,
+    restart_per_mille: u16,
     is_updated: bool,
     /// Pods that are not ready, and since when.
-    down: BTreeMap<String, Timestamp>,
+    not_ready_since: BTreeMap<String, Timestamp>,
     /// Which engine a pod is.
-    engines: BTreeMap<String, Host>,
+    engines: BTreeMap<String, SimulatedHost>,
 }
 
 /// What happens next.
-enum Move {
-    Hear,
-    Begin(Key),
+enum ClusterStep {
+    DeliverWatchEvent,
+    Reconcile(ResourceKey),
     Write(usize),
-    Kubernetes(Kind, String),
+    AdvanceKubernetes(ResourceKind, String),
 }
 
-impl Cluster {
+impl SimulatedCluster {
     /// A cluster with the engines' group, whose pods are ready.
     pub(crate) fn new(seed: u64) -> Self {
         let mut cluster = Self {
-            server: Server::new(Timestamp::from_second(EPOCH).unwrap_or_default()),
+            server: SimulatedApiServer::new(Timestamp::from_second(EPOCH).unwrap_or_default()),
             observed: Mutex::default(),
             queue: BTreeSet::new(),
-            later: BTreeMap::new(),
-            news: VecDeque::new(),
+            requeue_at: BTreeMap::new(),
+            pending_watch_events: VecDeque::new(),
             workers: Vec::new(),
             random: fastrand::Rng::with_seed(seed ^ 0x0bed),
-            failing: 0,
-            restarting: 0,
+            write_failure_percent: 0,
+            restart_per_mille: 0,
             is_updated: false,
-            down: BTreeMap::new(),
+            not_ready_since: BTreeMap::new(),
             engines: BTreeMap::new(),
         };
         let group = json!({ "metadata": { "name": "g" }, "spec": { "roles": roles("i:1") } });
-        let change = cluster.server.create(Kind::Group, group);
-        cluster.news.push_back(change);
-        cluster.settle();
-        cluster.assign();
-        cluster.failing = cluster.random.u8(..30);
-        cluster.restarting = cluster.random.u16(..20);
+        let change = cluster.server.create(ResourceKind::Group, group);
+        cluster.pending_watch_events.push_back(change);
+        cluster.run_until_idle();
+        cluster.assign_engines();
+        cluster.write_failure_percent = cluster.random.u8(..30);
+        cluster.restart_per_mille = cluster.random.u16(..20);
         cluster
     }
 
     /// Whether an engine's pod is down.
-    pub(crate) fn is_down(&self, host: Host) -> bool {
+    pub(crate) fn is_down(&self, host: SimulatedHost) -> bool {
         let mut pods = self.engines.iter().filter(|(_, engine)| **engine == host);
-        !pods.any(|(pod, _)| self.server.get(Kind::Pod, pod).is_some_and(is_ready))
+        !pods.any(|(pod, _)| self.server.get(ResourceKind::Pod, pod).is_some_and(is_ready))
     }
 
     /// One move, at a time since the beginning.
     pub(crate) fn step(&mut self, now: Duration) {
         let start = Timestamp::from_second(EPOCH).unwrap_or_default();
         self.server.now = self.server.now.max(start.checked_add(now).unwrap_or(start));
-        if !self.is_updated && now >= UPDATE {
+        if !self.is_updated && now >= UPDATE_AT {
             self.is_updated = true;
             self.update();
         }
@@ -111,12 +111,12 @@ impl Cluster {
 
     /// Goes on to the end, which there must be.
     pub(crate) fn finish(&mut self) {
-        self.settle();
-        let group = self.server.get(Kind::Group, "g").cloned().unwrap_or_default();
+        self.run_until_idle();
+        let group = self.server.get(ResourceKind::Group, "g").cloned().unwrap_or_default();
         let settled = group["status"]["observedGeneration"] == group["metadata"]["generation"]
             && condition(&group, "Ready") == Some("True")
             && condition(&group, "RollingUpdateInProgress") == Some("False");
-        let pods = self.server.all(Kind::Pod);
+        let pods = self.server.all(ResourceKind::Pod);
         let is_new = |pod: &Value| is_ready(pod) && pod["spec"]["containers"][0]["image"] == "i:2";
         let (new, old): (Vec<&Value>, Vec<&Value>) = pods.partition(|pod| is_new(pod));
         if !settled || new.len() != 2 * PAIRS || !old.is_empty() {
@@ -131,20 +131,20 @@ impl Cluster {
     }
 
     fn update(&mut self) {
-        let Some(mut group) = self.server.get(Kind::Group, "g").cloned() else { return };
+        let Some(mut group) = self.server.get(ResourceKind::Group, "g").cloned() else { return };
         group["spec"]["roles"] = roles("i:2");
-        let change = self.server.put(Kind::Group, group);
-        self.news.push_back(change);
+        let change = self.server.put(ResourceKind::Group, group);
+        self.pending_watch_events.push_back(change);
         record(format_args!("the group is updated"));
         count("updates");
     }
 
     /// Moves until nothing is left to do.
-    fn settle(&mut self) {
-        for _ in 0..MAX_MOVES {
+    fn run_until_idle(&mut self) {
+        for _ in 0..MAX_STEPS {
             self.server.now = self.server.now.checked_add(TICK).unwrap_or(self.server.now);
             if !self.advance() {
-                match self.later.values().min().copied().into_iter().chain(self.next_start()).min() {
+                match self.requeue_at.values().min().copied().into_iter().chain(self.next_start()).min() {
                     Some(next) => self.server.now = self.server.now.max(next),
                     None => return,
                 }
@@ -155,53 +155,54 @@ impl Cluster {
 
     /// When the next container has started that is starting now.
     fn next_start(&self) -> Option<Timestamp> {
-        self.down.values().filter_map(|since| since.checked_add(START).ok()).min()
+        self.not_ready_since.values().filter_map(|since| since.checked_add(CONTAINER_START_TIME).ok()).min()
     }
 
     /// Makes a move, if there is one.
     fn advance(&mut self) -> bool {
         let now = self.server.now;
-        let due = self.later.extract_if(.., |_, at| *at <= now).map(|(key, _)| key);
+        let due = self.requeue_at.extract_if(.., |_, at| *at <= now).map(|(key, _)| key);
         self.queue.extend(due.collect::<Vec<_>>());
-        if self.restarting > 0 && self.random.u16(..1000) < self.restarting {
+        if self.restart_per_mille > 0 && self.random.u16(..1000) < self.restart_per_mille {
             self.restart();
         }
-        let mut moves = self.moves();
+        let mut moves = self.possible_steps();
         if moves.is_empty() {
             return false;
         }
         match moves.swap_remove(self.random.usize(..moves.len())) {
-            Move::Hear => {
-                if let Some(change) = self.news.pop_front() {
-                    self.hear(change);
+            ClusterStep::DeliverWatchEvent => {
+                if let Some(change) = self.pending_watch_events.pop_front() {
+                    self.observe(change);
                 }
             }
-            Move::Begin(key) => self.begin(key),
-            Move::Write(worker) => self.write(worker),
-            Move::Kubernetes(kind, name) => {
+            ClusterStep::Reconcile(key) => self.reconcile(key),
+            ClusterStep::Write(worker) => self.write(worker),
+            ClusterStep::AdvanceKubernetes(kind, name) => {
                 let changes = self.server.advance(kind, &name);
-                self.news.extend(changes);
+                self.pending_watch_events.extend(changes);
             }
         }
-        self.look();
+        self.check_invariants();
         true
     }
 
-    fn moves(&self) -> Vec<Move> {
-        let mut moves: Vec<Move> = (0..self.workers.len()).map(Move::Write).collect();
-        if !self.news.is_empty() {
-            moves.push(Move::Hear);
+    fn possible_steps(&self) -> Vec<ClusterStep> {
+        let mut moves: Vec<ClusterStep> = (0..self.workers.len()).map(ClusterStep::Write).collect();
+        if !self.pending_watch_events.is_empty() {
+            moves.push(ClusterStep::DeliverWatchEvent);
         }
-        if self.workers.len() < WORKERS {
-            let is_free = |key: &&Key| !self.workers.iter().any(|(busy, _)| busy == *key);
-            moves.extend(self.queue.iter().filter(is_free).cloned().map(Move::Begin));
+        if self.workers.len() < MAX_WORKERS {
+            let is_free = |key: &&ResourceKey| !self.workers.iter().any(|(busy, _)| busy == *key);
+            moves.extend(self.queue.iter().filter(is_free).cloned().map(ClusterStep::Reconcile));
         }
         let has_started = |name: &str| {
-            let since = self.down.get(name).and_then(|since| since.checked_add(START).ok());
+            let since =
+                self.not_ready_since.get(name).and_then(|since| since.checked_add(CONTAINER_START_TIME).ok());
             since.is_none_or(|since| since <= self.server.now)
         };
-        let restless = self.server.restless.iter().filter(|(_, name)| has_started(name));
-        moves.extend(restless.map(|(kind, name)| Move::Kubernetes(*kind, name.clone())));
+        let restless = self.server.unsettled.iter().filter(|(_, name)| has_started(name));
+        moves.extend(restless.map(|(kind, name)| ClusterStep::AdvanceKubernetes(*kind, name.clone())));
         moves
     }
 
@@ -210,36 +211,36 @@ impl Cluster {
         count("operator-restarts");
         self.observed = Mutex::default();
         self.queue.clear();
-        self.later.clear();
-        self.news.clear();
+        self.requeue_at.clear();
+        self.pending_watch_events.clear();
         self.workers.clear();
-        let all = self.server.everything().map(|(kind, object)| Change::Is(kind, object.clone()));
-        all.collect::<Vec<_>>().into_iter().for_each(|change| self.hear(change));
+        let all = self.server.objects().map(|(kind, object)| ResourceChange::Present(kind, object.clone()));
+        all.collect::<Vec<_>>().into_iter().for_each(|change| self.observe(change));
     }
 
-    fn hear(&mut self, change: Change) {
+    fn observe(&mut self, change: ResourceChange) {
         let mut observed = self.observed.lock();
         let concerns = match change {
-            Change::Is(kind, object) => match serde_json::from_value::<DynamicObject>(object) {
-                Ok(object) => observed.take(kind, object),
+            ResourceChange::Present(kind, object) => match serde_json::from_value::<DynamicObject>(object) {
+                Ok(object) => observed.upsert(kind, object),
                 Err(_) => Vec::new(),
             },
-            Change::Gone(kind, object) => {
+            ResourceChange::Gone(kind, object) => {
                 let text = |member: &str| object["metadata"][member].as_str().unwrap_or_default().to_owned();
-                let key = Key { kind, namespace: text("namespace"), name: text("name") };
-                observed.lose(&key, &text("uid"))
+                let key = ResourceKey { kind, namespace: text("namespace"), name: text("name") };
+                observed.remove(&key, &text("uid"))
             }
         };
         self.queue.extend(concerns);
     }
 
-    fn begin(&mut self, key: Key) {
+    fn reconcile(&mut self, key: ResourceKey) {
         self.queue.remove(&key);
-        match plan::observed(&self.observed, &key, GangScheduler::default(), self.server.now) {
+        match plan::plan_for(&self.observed, &key, GangScheduler::default(), self.server.now) {
             Err(error) => violation("operator converges", &format!("no plan for {key:?}: {error}")),
             Ok(plan) => {
-                if let Some(at) = plan.again_at {
-                    self.later.insert(key.clone(), at);
+                if let Some(at) = plan.requeue_at {
+                    self.requeue_at.insert(key.clone(), at);
                 }
                 if !plan.steps.is_empty() {
                     self.workers.push((key, plan.steps.into()));
@@ -255,7 +256,7 @@ impl Cluster {
         if steps.is_empty() {
             self.workers.swap_remove(worker);
         }
-        let fails = self.random.u8(..100) < self.failing;
+        let fails = self.random.u8(..100) < self.write_failure_percent;
         // Either before the write was made, or before its answer arrived.
         let outcome = match fails && self.random.bool() {
             true => Err("the API server is overloaded".to_owned()),
@@ -266,9 +267,9 @@ impl Cluster {
         let is_written = outcome.is_ok();
         if let Ok(changes) = outcome {
             if let Some(answer) = changes.first().filter(|_| !fails) {
-                self.hear(answer.clone());
+                self.observe(answer.clone());
             }
-            self.news.extend(changes);
+            self.pending_watch_events.extend(changes);
         }
         if fails || !is_written {
             self.workers.retain(|(busy, _)| *busy != key);
@@ -277,19 +278,20 @@ impl Cluster {
     }
 
     /// Checks what must hold after every move.
-    fn look(&mut self) {
+    fn check_invariants(&mut self) {
         let now = self.server.now;
-        let pods: Vec<Value> = self.server.all(Kind::Pod).cloned().collect();
-        self.down.retain(|name, _| self.server.get(Kind::Pod, name).is_some_and(|pod| !is_ready(pod)));
+        let pods: Vec<Value> = self.server.all(ResourceKind::Pod).cloned().collect();
+        self.not_ready_since
+            .retain(|name, _| self.server.get(ResourceKind::Pod, name).is_some_and(|pod| !is_ready(pod)));
         for pod in pods.iter().filter(|pod| !is_ready(pod)) {
-            self.down.entry(text(&pod["metadata"]["name"])).or_insert(now);
+            self.not_ready_since.entry(text(&pod["metadata"]["name"])).or_insert(now);
         }
         if !self.is_updated {
             return;
         }
-        self.assign();
+        self.assign_engines();
         for role in ROLES {
-            let of_role = || pods.iter().filter(|pod| pod["metadata"]["labels"][ROLE] == role);
+            let of_role = || pods.iter().filter(|pod| pod["metadata"]["labels"][ROLE_NAME_LABEL] == role);
             let ready = of_role().filter(|pod| is_ready(pod)).count();
             // The default budget of an update.
             if ready + 1 < PAIRS {
@@ -306,15 +308,17 @@ impl Cluster {
     }
 
     /// Gives every pod an engine that no other pod is.
-    fn assign(&mut self) {
-        self.engines.retain(|name, _| self.server.get(Kind::Pod, name).is_some());
-        for pod in self.server.all(Kind::Pod) {
+    fn assign_engines(&mut self) {
+        self.engines.retain(|name, _| self.server.get(ResourceKind::Pod, name).is_some());
+        for pod in self.server.all(ResourceKind::Pod) {
             let name = text(&pod["metadata"]["name"]);
             if self.engines.contains_key(&name) {
                 continue;
             }
-            let is_prefill = pod["metadata"]["labels"][ROLE] == "prefill";
-            let host = |number| if is_prefill { Host::Prefill(number) } else { Host::Decode(number) };
+            let is_prefill = pod["metadata"]["labels"][ROLE_NAME_LABEL] == "prefill";
+            let host = |number| {
+                if is_prefill { SimulatedHost::Prefill(number) } else { SimulatedHost::Decode(number) }
+            };
             let free = (0..PAIRS).map(host).find(|host| !self.engines.values().any(|used| used == host));
             if let Some(free) = free {
                 self.engines.insert(name, free);
@@ -342,12 +346,12 @@ fn is_ready(pod: &Value) -> bool {
     pod["metadata"].get("deletionTimestamp").is_none() && condition(pod, "Ready") == Some("True")
 }
 
-fn name(action: &Action) -> String {
+fn name(action: &WriteAction) -> String {
     match action {
-        Action::Apply(manifest) => format!("apply {}", manifest.name()),
-        Action::Create(manifest) => format!("create {}", manifest.name()),
-        Action::Replace { kind, name, .. } => format!("replace {} {name}", kind.name()),
-        Action::Patch { kind, name, .. } => format!("patch {} {name}", kind.name()),
-        Action::Delete { kind, name, .. } => format!("delete {} {name}", kind.name()),
+        WriteAction::Apply(manifest) => format!("apply {}", manifest.name()),
+        WriteAction::Create(manifest) => format!("create {}", manifest.name()),
+        WriteAction::Replace { kind, name, .. } => format!("replace {} {name}", kind.name()),
+        WriteAction::Patch { kind, name, .. } => format!("patch {} {name}", kind.name()),
+        WriteAction::Delete { kind, name, .. } => format!("delete {} {name}", kind.name()),
     }
 }

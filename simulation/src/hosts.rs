@@ -10,16 +10,19 @@ use std::time::Duration;
 
 use clap::Parser;
 use moongate_gateway::{GatewayOptions, RunningGateway};
-use moongate_kvclient::{Client, Options};
-use moongate_loadtest::engine::{Connector, Face, FaultPlan, Role, SimConfig, SimEngine, SimFleet, SimStats};
-use moongate_master::flags::{self, Asked};
+use moongate_kvclient::{KvClient, KvClientOptions};
+use moongate_loadtest::engine::{
+    EngineFaultPlan, SharedL3Store, SimEngine, SimEngineOptions, SimProtocol, SimRole, SimStats,
+    VllmConnector,
+};
+use moongate_master::flags::{self, MasterInvocation};
 use moongate_runtime::Supervisor;
-use moongate_store::{Config, Flags};
-use moongate_telemetry::Traces;
+use moongate_store::{NodeArgs, NodeConfig};
+use moongate_telemetry::Tracer;
 
-use crate::plan::{Host, PAIRS, Plan};
+use crate::plan::{PAIRS, SeedPlan, SimulatedHost};
 
-pub(crate) type Outcome = Result<(), Box<dyn Error>>;
+pub(crate) type HostResult = Result<(), Box<dyn Error>>;
 
 /// Where clients reach the gateway.
 pub(crate) const GATEWAY: &str = "gateway:8000";
@@ -36,13 +39,13 @@ thread_local! {
 }
 
 #[derive(Debug, Parser)]
-struct GatewayFlags {
+struct SimulatedGatewayArgs {
     #[command(flatten)]
     options: GatewayOptions,
 }
 
 /// Runs a gateway until its host crashes.
-pub(crate) async fn gateway() -> Outcome {
+pub(crate) async fn gateway() -> HostResult {
     let mut line = vec![
         "gateway".to_owned(),
         "--listen=0.0.0.0:8000".to_owned(),
@@ -61,13 +64,13 @@ pub(crate) async fn gateway() -> Outcome {
     for number in 0..PAIRS {
         line.push(format!(
             "--prefill=http://{}:{ENGINE_PORT},{BOOTSTRAP_PORT}",
-            Host::Prefill(number).name()
+            SimulatedHost::Prefill(number).name()
         ));
-        line.push(format!("--decode=http://{}:{ENGINE_PORT}", Host::Decode(number).name()));
+        line.push(format!("--decode=http://{}:{ENGINE_PORT}", SimulatedHost::Decode(number).name()));
     }
-    let options = GatewayFlags::try_parse_from(line)?.options;
+    let options = SimulatedGatewayArgs::try_parse_from(line)?.options;
     let supervisor = Supervisor::new();
-    let running = moongate_gateway::start(&options, Traces::off(), &supervisor).await?;
+    let running = moongate_gateway::start(&options, Tracer::disabled(), &supervisor).await?;
     let running = Rc::new(running);
     GATEWAY_RUNNING.set(Rc::downgrade(&running));
     std::future::pending().await
@@ -75,13 +78,13 @@ pub(crate) async fn gateway() -> Outcome {
 
 /// Requests in flight by the gateway's gauges; nothing if it does not run.
 pub(crate) fn in_flight() -> Option<u32> {
-    GATEWAY_RUNNING.with_borrow(Weak::upgrade).map(|gateway| gateway.booked())
+    GATEWAY_RUNNING.with_borrow(Weak::upgrade).map(|gateway| gateway.in_flight())
 }
 
 /// Runs an engine until its host crashes.
-pub(crate) async fn engine(host: Host, plan: Rc<Plan>) -> Outcome {
-    let role = if matches!(host, Host::Prefill(_)) { Role::Prefill } else { Role::Decode };
-    let mut config = SimConfig::new(role, plan.face);
+pub(crate) async fn engine(host: SimulatedHost, plan: Rc<SeedPlan>) -> HostResult {
+    let role = if matches!(host, SimulatedHost::Prefill(_)) { SimRole::Prefill } else { SimRole::Decode };
+    let mut config = SimEngineOptions::new(role, plan.face);
     config.connector = plan.connector;
     config.listen = ([0, 0, 0, 0], ENGINE_PORT).into();
     config.bootstrap_listen = Some(([0, 0, 0, 0], BOOTSTRAP_PORT).into());
@@ -94,42 +97,42 @@ pub(crate) async fn engine(host: Host, plan: Rc<Plan>) -> Outcome {
     config.device_tokens = 4_096;
     let supervisor = Supervisor::new();
     let fleet = match (plan.face, plan.connector) {
-        (Face::Sglang, _) | (_, Connector::Store) => {
-            SimFleet::on(Client::new(MASTER, client_options(), &supervisor)?)
+        (SimProtocol::Sglang, _) | (_, VllmConnector::Store) => {
+            SharedL3Store::with_mooncake(KvClient::new(MASTER, client_options(), &supervisor)?)
         }
-        _ => SimFleet::default(),
+        _ => SharedL3Store::default(),
     };
-    let engine = Rc::new(SimEngine::start_in(config, &fleet).await?);
+    let engine = Rc::new(SimEngine::start_with_store(config, &fleet).await?);
     ENGINES.with_borrow_mut(|engines| engines.insert(host.name(), Rc::downgrade(&engine)));
     std::future::pending().await
 }
 
 /// Makes an engine fail, if it runs.
-pub(crate) fn set_fault(host: Host, plan: FaultPlan) {
+pub(crate) fn set_fault(host: SimulatedHost, plan: EngineFaultPlan) {
     if let Some(engine) = running(host) {
         engine.set_fault(plan);
     }
 }
 
 /// An engine's counters; nothing if it does not run.
-pub(crate) fn stats(host: Host) -> Option<SimStats> {
+pub(crate) fn stats(host: SimulatedHost) -> Option<SimStats> {
     running(host).map(|engine| engine.stats())
 }
 
-fn running(host: Host) -> Option<Rc<SimEngine>> {
+fn running(host: SimulatedHost) -> Option<Rc<SimEngine>> {
     ENGINES.with_borrow(|engines| engines.get(&host.name()).and_then(Weak::upgrade))
 }
 
 /// How all clients of the store work.
-pub(crate) fn client_options() -> Options {
-    let mut options = Options::default();
-    options.master.time_limit = Duration::from_secs(2);
+pub(crate) fn client_options() -> KvClientOptions {
+    let mut options = KvClientOptions::default();
+    options.master.timeout = Duration::from_secs(2);
     options.transfers.stall = Duration::from_secs(2);
     options
 }
 
 /// Runs a master with its state in a folder until its host crashes.
-pub(crate) async fn master(folder: &Path) -> Outcome {
+pub(crate) async fn master(folder: &Path) -> HostResult {
     let line = [
         "--rpc_address=0.0.0.0".to_owned(),
         "--rpc_port=50051".to_owned(),
@@ -137,7 +140,7 @@ pub(crate) async fn master(folder: &Path) -> Outcome {
         "--metrics_port=9003".to_owned(),
         format!("--data_dir={}", folder.display()),
     ];
-    let Asked::Serve(options) = flags::read(line.map(OsString::from), |_| None)? else {
+    let MasterInvocation::Serve(options) = flags::read(line.map(OsString::from), |_| None)? else {
         return Err("the master has nothing but text".into());
     };
     let supervisor = Supervisor::new();
@@ -146,7 +149,7 @@ pub(crate) async fn master(folder: &Path) -> Outcome {
 }
 
 /// Runs a store node until its host crashes.
-pub(crate) async fn node(host: Host, memory: Option<&Path>) -> Outcome {
+pub(crate) async fn node(host: SimulatedHost, memory: Option<&Path>) -> HostResult {
     let memory = memory.map_or("process".to_owned(), |folder| format!("folder:{}", folder.display()));
     let line = [
         "store".to_owned(),
@@ -157,8 +160,8 @@ pub(crate) async fn node(host: Host, memory: Option<&Path>) -> Outcome {
         "--scrub-rate=0".to_owned(),
         format!("--memory={memory}"),
     ];
-    let flags = Flags::try_parse_from(line)?;
-    let config = Config::read(None, &[], |name| match name {
+    let flags = NodeArgs::try_parse_from(line)?;
+    let config = NodeConfig::read(None, &[], |name| match name {
         "MOONCAKE_MASTER" => Some(MASTER.to_owned()),
         "MOONCAKE_LOCAL_HOSTNAME" => Some(format!("{}:7001", host.name())),
         "MOONCAKE_GLOBAL_SEGMENT_SIZE" => Some("16mb".to_owned()),

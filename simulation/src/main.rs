@@ -25,7 +25,7 @@ use clap::Parser;
 
 /// Runs the whole system on a simulated network whose time, delays and faults follow a seed.
 #[derive(Debug, Clone, Parser)]
-struct Flags {
+struct SimulationArgs {
     /// Run this seed only, in this process
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
@@ -53,11 +53,11 @@ struct Flags {
 }
 
 fn main() -> ExitCode {
-    let flags = Flags::parse();
+    let flags = SimulationArgs::parse();
     if flags.plan {
         let seeds =
             flags.seed.map_or(flags.first..flags.first.saturating_add(flags.seeds), |seed| seed..seed + 1);
-        seeds.for_each(|seed| batch::print(&plan::Plan::new(seed).to_string()));
+        seeds.for_each(|seed| batch::print(&plan::SeedPlan::new(seed).to_string()));
         return ExitCode::SUCCESS;
     }
     match flags.seed {

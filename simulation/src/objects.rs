@@ -5,30 +5,30 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use moongate_kvclient::{Client, KvError, PutOptions};
+use moongate_kvclient::{KvClient, KvError, PutOptions};
 use moongate_runtime::Supervisor;
 use moongate_runtime::net::simulated::record;
 use tokio::time::Instant;
 
-use crate::hosts::{MASTER, Outcome, client_options};
-use crate::plan::{CALM, Operation, Plan};
+use crate::hosts::{HostResult, MASTER, client_options};
+use crate::plan::{FAULTS_END, SeedPlan, StoreOperation};
 use crate::report::{count, violation};
 
 /// Before the first call.
-const START: Duration = Duration::from_secs(2);
+const START_DELAY: Duration = Duration::from_secs(2);
 /// Time for nodes and master to find each other after the last fault.
-const RECOVERY: Duration = Duration::from_secs(6);
+const RECOVERY_TIME: Duration = Duration::from_secs(6);
 /// Time in which every call of a client ends, with its attempts.
-const BOUND: Duration = Duration::from_secs(60);
+const OPERATION_DEADLINE: Duration = Duration::from_secs(60);
 
 thread_local! {
-    static HISTORY: RefCell<BTreeMap<usize, Vec<Write>>> = const { RefCell::new(BTreeMap::new()) };
-    static NEXT: RefCell<u64> = const { RefCell::new(0) };
+    static HISTORY: RefCell<BTreeMap<usize, Vec<KeyWrite>>> = const { RefCell::new(BTreeMap::new()) };
+    static NEXT_VERSION: RefCell<u64> = const { RefCell::new(0) };
 }
 
 /// A write of a key.
 #[derive(Debug, Clone, Copy)]
-struct Write {
+struct KeyWrite {
     version: u64,
     bytes: usize,
     begin: Instant,
@@ -39,7 +39,7 @@ struct Write {
 }
 
 /// What a version of a key contains.
-fn content(key: usize, version: u64, bytes: usize) -> Vec<u8> {
+fn expected_content(key: usize, version: u64, bytes: usize) -> Vec<u8> {
     let head = format!("{key}/{version}/");
     let mut random = fastrand::Rng::with_seed(version.wrapping_mul(31) + key as u64);
     let mut content = head.into_bytes();
@@ -48,19 +48,19 @@ fn content(key: usize, version: u64, bytes: usize) -> Vec<u8> {
 }
 
 /// Runs all store clients of a plan, and reads everything again when all faults are over.
-pub(crate) async fn run(plan: Rc<Plan>) -> Outcome {
+pub(crate) async fn run(plan: Rc<SeedPlan>) -> HostResult {
     let begun = Instant::now();
     let supervisor = Supervisor::new();
-    let client = Client::new(MASTER, client_options(), &supervisor)?;
-    tokio::time::sleep(START).await;
+    let client = KvClient::new(MASTER, client_options(), &supervisor)?;
+    tokio::time::sleep(START_DELAY).await;
     let tasks = plan.operations.iter().map(|operations| {
         let (client, operations) = (client.clone(), operations.clone());
         tokio::task::spawn_local(async move {
             for (pause, operation) in operations {
                 tokio::time::sleep(pause).await;
                 match operation {
-                    Operation::Upsert { key, bytes } => _ = upsert(&client, key, bytes).await,
-                    Operation::Get { key } => get(&client, key, false).await,
+                    StoreOperation::Upsert { key, bytes } => _ = upsert(&client, key, bytes).await,
+                    StoreOperation::Get { key } => get(&client, key, false).await,
                 }
             }
         })
@@ -68,18 +68,18 @@ pub(crate) async fn run(plan: Rc<Plan>) -> Outcome {
     for task in tasks.collect::<Vec<_>>() {
         task.await?;
     }
-    tokio::time::sleep_until(begun + CALM + RECOVERY).await;
+    tokio::time::sleep_until(begun + FAULTS_END + RECOVERY_TIME).await;
     let must_have = plan.is_lossless();
     let keys: Vec<usize> = HISTORY.with_borrow(|history| history.keys().copied().collect());
     for key in keys {
         get(&client, key, must_have).await;
     }
-    last_writes(&client).await;
+    verify_recovery(&client).await;
     Ok(())
 }
 
 /// With all faults over, a store takes objects and gives them back.
-async fn last_writes(client: &Client) {
+async fn verify_recovery(client: &KvClient) {
     for key in 100..103 {
         let mut tries = 0;
         while !upsert(client, key, 2_000).await {
@@ -93,18 +93,19 @@ async fn last_writes(client: &Client) {
     }
 }
 
-async fn upsert(client: &Client, key: usize, bytes: usize) -> bool {
-    let version = NEXT.with_borrow_mut(|next| {
+async fn upsert(client: &KvClient, key: usize, bytes: usize) -> bool {
+    let version = NEXT_VERSION.with_borrow_mut(|next| {
         *next += 1;
         *next
     });
-    let write = Write { version, bytes, begin: Instant::now(), acknowledged: None, ended: None };
+    let write = KeyWrite { version, bytes, begin: Instant::now(), acknowledged: None, ended: None };
     HISTORY.with_borrow_mut(|history| history.entry(key).or_default().push(write));
     let name = format!("key-{key}");
-    let value = content(key, version, bytes);
-    let put = tokio::time::timeout(BOUND, client.upsert(&name, &value, &PutOptions::default())).await;
+    let value = expected_content(key, version, bytes);
+    let put =
+        tokio::time::timeout(OPERATION_DEADLINE, client.upsert(&name, &value, &PutOptions::default())).await;
     let put = put.unwrap_or_else(|_| {
-        violation("bound", &format!("the put of {name} has not ended within {BOUND:?}"));
+        violation("bound", &format!("the put of {name} has not ended within {OPERATION_DEADLINE:?}"));
         Err(KvError::Empty { key: name.clone() })
     });
     record(format_args!("put {name} version {version}: {put:?}"));
@@ -119,19 +120,20 @@ async fn upsert(client: &Client, key: usize, bytes: usize) -> bool {
     put.is_ok()
 }
 
-async fn get(client: &Client, key: usize, must_have: bool) {
+async fn get(client: &KvClient, key: usize, must_have: bool) {
     let name = format!("key-{key}");
     let begin = Instant::now();
-    let got = tokio::time::timeout(BOUND, client.get(&name)).await;
+    let got = tokio::time::timeout(OPERATION_DEADLINE, client.get(&name)).await;
     let end = Instant::now();
     let Ok(got) = got else {
-        return violation("bound", &format!("the get of {name} has not ended within {BOUND:?}"));
+        return violation("bound", &format!("the get of {name} has not ended within {OPERATION_DEADLINE:?}"));
     };
     let writes = HISTORY.with_borrow(|history| history.get(&key).cloned().unwrap_or_default());
     match got {
         Ok(bytes) => {
             count("gets");
-            let found = writes.iter().find(|write| content(key, write.version, write.bytes) == bytes);
+            let found =
+                writes.iter().find(|write| expected_content(key, write.version, write.bytes) == bytes);
             record(format_args!("get {name}: version {:?}", found.map(|write| write.version)));
             match found {
                 None => {
@@ -164,7 +166,7 @@ async fn get(client: &Client, key: usize, must_have: bool) {
 }
 
 /// A version may be read that was written before the read ended, and not replaced before it began.
-fn check_version(name: &str, found: &Write, writes: &[Write], begin: Instant, end: Instant) {
+fn check_version(name: &str, found: &KeyWrite, writes: &[KeyWrite], begin: Instant, end: Instant) {
     if found.begin > end {
         violation(
             "no wrong byte",

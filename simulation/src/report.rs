@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use moongate_runtime::net::simulated::record;
 
 /// Characters of a description that are shown; the trace has all.
-const MOST_SHOWN: usize = 400;
+const MAX_DESCRIPTION_CHARS: usize = 400;
 
 thread_local! {
     static VIOLATIONS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
@@ -16,7 +16,7 @@ thread_local! {
 /// An invariant does not hold.
 pub(crate) fn violation(invariant: &str, what: &str) {
     record(format_args!("VIOLATION {invariant}: {what}"));
-    let what: String = what.chars().take(MOST_SHOWN).collect();
+    let what: String = what.chars().take(MAX_DESCRIPTION_CHARS).collect();
     VIOLATIONS.with_borrow_mut(|all| all.push(format!("{invariant}: {what}")));
 }
 

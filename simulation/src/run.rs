@@ -6,24 +6,26 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use mad_turmoil::time::SimClocksGuard;
-use moongate_loadtest::engine::{Fault as EngineFault, FaultPlan};
-use moongate_runtime::net::simulated::{connections_cut, cut_connections, keep_trace, record, trace_hash};
+use moongate_loadtest::engine::{EngineFault, EngineFaultPlan};
+use moongate_runtime::net::simulated::{
+    capture_trace, inject_disconnects, injected_disconnects, record, trace_hash,
+};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use turmoil::{Builder, Sim};
 
 use crate::batch::print;
-use crate::cluster::Cluster;
-use crate::plan::{Fault, HOSTS, Host, Incident, NODES, PAIRS, Plan};
+use crate::cluster::SimulatedCluster;
+use crate::plan::{CRASHABLE_HOSTS, FaultWindow, NODES, PAIRS, SeedPlan, SimulatedFault, SimulatedHost};
 use crate::report::{counts, violation, violations};
 use crate::{clients, hosts, objects};
 
 /// How often hosts take turns, and so the least delay of a message.
 const TICK: Duration = Duration::from_millis(5);
 /// Longest run.
-const MOST: Duration = Duration::from_secs(300);
+const MAX_DURATION: Duration = Duration::from_secs(300);
 /// Time for the gateway and the engines to end what clients have left.
-const SETTLE: Duration = Duration::from_secs(8);
+const DRAIN_TIME: Duration = Duration::from_secs(8);
 
 /// Runs a seed in this process, which runs no other: its clocks and random numbers are those of the seed.
 pub(crate) fn main(seed: u64, traced: bool, log: Option<String>) -> ExitCode {
@@ -32,7 +34,7 @@ pub(crate) fn main(seed: u64, traced: bool, log: Option<String>) -> ExitCode {
     let run = std::thread::Builder::new().stack_size(16 << 20).spawn(move || {
         fastrand::seed(seed);
         if traced {
-            keep_trace(print);
+            capture_trace(print);
         }
         if let Some(log) = log {
             tracing_subscriber::fmt()
@@ -48,7 +50,7 @@ pub(crate) fn main(seed: u64, traced: bool, log: Option<String>) -> ExitCode {
 }
 
 fn run(seed: u64) -> bool {
-    let plan = Rc::new(Plan::new(seed));
+    let plan = Rc::new(SeedPlan::new(seed));
     let folder = match folder() {
         Ok(folder) => folder,
         Err(error) => {
@@ -57,7 +59,7 @@ fn run(seed: u64) -> bool {
         }
     };
     let _clocks = SimClocksGuard::init();
-    let mut world = World::new(Rc::clone(&plan), folder.path().to_owned());
+    let mut world = SimulationRun::new(Rc::clone(&plan), folder.path().to_owned());
     let ended = world.run();
     if let Err(error) = &ended {
         violation("end", &error.to_string());
@@ -68,7 +70,7 @@ fn run(seed: u64) -> bool {
         violation("panics", &format!("{panics} tasks have panicked"));
     }
     let violations = violations();
-    let line = format!("seed={seed} trace={:016x} cut={} {}", trace_hash(), connections_cut(), counts());
+    let line = format!("seed={seed} trace={:016x} cut={} {}", trace_hash(), injected_disconnects(), counts());
     if !violations.is_empty() {
         print(&format!("{plan}"));
         violations.iter().for_each(|violation| print(&format!("seed {seed}: VIOLATED {violation}")));
@@ -83,34 +85,34 @@ fn folder() -> std::io::Result<tempfile::TempDir> {
         .or_else(|_| tempfile::TempDir::new())
 }
 
-struct World {
-    plan: Rc<Plan>,
+struct SimulationRun {
+    plan: Rc<SeedPlan>,
     sim: Sim<'static>,
-    cluster: Option<Cluster>,
+    cluster: Option<SimulatedCluster>,
     /// Faults that have begun.
-    begun: Vec<bool>,
-    ended: Vec<bool>,
+    fault_started: Vec<bool>,
+    fault_ended: Vec<bool>,
 }
 
-impl World {
-    fn new(plan: Rc<Plan>, folder: PathBuf) -> Self {
+impl SimulationRun {
+    fn new(plan: Rc<SeedPlan>, folder: PathBuf) -> Self {
         let mut sim = Builder::new()
             .rng_seed(plan.seed)
             .enable_random_order()
             .tick_duration(TICK)
-            .simulation_duration(MOST)
+            .simulation_duration(MAX_DURATION)
             .min_message_latency(plan.latency.0)
             .max_message_latency(plan.latency.1)
             .tcp_capacity(1 << 14)
             .build();
         let state = folder.join("master");
-        sim.host(Host::Master.name(), move || {
+        sim.host(SimulatedHost::Master.name(), move || {
             let state = state.clone();
             async move { hosts::master(&state).await }
         });
         for number in 0..NODES {
-            let host = Host::Node(number);
-            let memory = plan.memory_lasts.then(|| folder.join(host.name()));
+            let host = SimulatedHost::Node(number);
+            let memory = plan.persistent_memory.then(|| folder.join(host.name()));
             if let Some(Err(error)) = memory.as_ref().map(std::fs::create_dir_all) {
                 violation("end", &format!("no folder for the memory of {}: {error}", host.name()));
             }
@@ -123,22 +125,22 @@ impl World {
             let plan = Rc::clone(&plan);
             sim.host(host.name(), move || hosts::engine(host, Rc::clone(&plan)));
         }
-        sim.host(Host::Gateway.name(), hosts::gateway);
+        sim.host(SimulatedHost::Gateway.name(), hosts::gateway);
         sim.client("clients", clients::run(Rc::clone(&plan)));
         sim.client("objects", objects::run(Rc::clone(&plan)));
-        let faults = plan.incidents.len();
-        let cluster = plan.updates.then(|| Cluster::new(plan.seed));
-        Self { plan, sim, cluster, begun: vec![false; faults], ended: vec![false; faults] }
+        let faults = plan.faults.len();
+        let cluster = plan.updates.then(|| SimulatedCluster::new(plan.seed));
+        Self { plan, sim, cluster, fault_started: vec![false; faults], fault_ended: vec![false; faults] }
     }
 
     fn run(&mut self) -> turmoil::Result {
         record(format_args!("{}", self.plan));
         while !self.step()? {}
-        let until = self.sim.elapsed() + SETTLE;
+        let until = self.sim.elapsed() + DRAIN_TIME;
         while self.sim.elapsed() < until {
             self.step()?;
         }
-        check_idle();
+        check_nothing_in_flight();
         if let Some(cluster) = &mut self.cluster {
             cluster.finish();
         }
@@ -147,13 +149,13 @@ impl World {
 
     fn step(&mut self) -> turmoil::Result<bool> {
         let now = self.sim.elapsed();
-        for (number, incident) in self.plan.clone().incidents.iter().enumerate() {
-            if !self.begun[number] && now >= incident.begin {
-                self.begun[number] = true;
+        for (number, incident) in self.plan.clone().faults.iter().enumerate() {
+            if !self.fault_started[number] && now >= incident.begin {
+                self.fault_started[number] = true;
                 self.begin(*incident);
             }
-            if !self.ended[number] && now >= incident.end {
-                self.ended[number] = true;
+            if !self.fault_ended[number] && now >= incident.end {
+                self.fault_ended[number] = true;
                 self.end(*incident);
             }
         }
@@ -166,9 +168,11 @@ impl World {
 
     /// Crashes hosts that shall not run, and starts those that shall.
     fn start_and_stop(&mut self) {
-        for host in HOSTS {
-            let is_crashed = self.plan.incidents.iter().enumerate().any(|(number, incident)| {
-                incident.fault == Fault::Crash(host) && self.begun[number] && !self.ended[number]
+        for host in CRASHABLE_HOSTS {
+            let is_crashed = self.plan.faults.iter().enumerate().any(|(number, incident)| {
+                incident.fault == SimulatedFault::Crash(host)
+                    && self.fault_started[number]
+                    && !self.fault_ended[number]
             });
             let is_down =
                 host.is_engine() && self.cluster.as_ref().is_some_and(|cluster| cluster.is_down(host));
@@ -183,46 +187,50 @@ impl World {
         }
     }
 
-    fn begin(&mut self, incident: Incident) {
+    fn begin(&mut self, incident: FaultWindow) {
         record(format_args!("begins: {:?}", incident.fault));
         match incident.fault {
-            Fault::Crash(_) => {}
-            Fault::Partition(one, other) => self.sim.partition(one.name(), other.name()),
-            Fault::Hold(one, other) => self.sim.hold(one.name(), other.name()),
-            Fault::Slow(host, factor) => engine_fault(host, EngineFault::Slow { factor: f64::from(factor) }),
-            Fault::Hang(host) => engine_fault(host, EngineFault::Hang),
-            Fault::BreakStreams(host, tokens) => {
+            SimulatedFault::Crash(_) => {}
+            SimulatedFault::Partition(one, other) => self.sim.partition(one.name(), other.name()),
+            SimulatedFault::Hold(one, other) => self.sim.hold(one.name(), other.name()),
+            SimulatedFault::Slow(host, factor) => {
+                engine_fault(host, EngineFault::Slow { factor: f64::from(factor) })
+            }
+            SimulatedFault::Hang(host) => engine_fault(host, EngineFault::Hang),
+            SimulatedFault::BreakStreams(host, tokens) => {
                 engine_fault(host, EngineFault::DieMidStream { tokens: u64::from(tokens) });
             }
-            Fault::CutConnections(per_million) => cut_connections(self.plan.seed, per_million),
+            SimulatedFault::CutConnections(per_million) => inject_disconnects(self.plan.seed, per_million),
         }
     }
 
-    fn end(&mut self, incident: Incident) {
+    fn end(&mut self, incident: FaultWindow) {
         record(format_args!("ends: {:?}", incident.fault));
         match incident.fault {
-            Fault::Crash(_) => {}
-            Fault::Partition(one, other) => self.sim.repair(one.name(), other.name()),
-            Fault::Hold(one, other) => self.sim.release(one.name(), other.name()),
-            Fault::Slow(host, _) | Fault::Hang(host) | Fault::BreakStreams(host, _) => {
+            SimulatedFault::Crash(_) => {}
+            SimulatedFault::Partition(one, other) => self.sim.repair(one.name(), other.name()),
+            SimulatedFault::Hold(one, other) => self.sim.release(one.name(), other.name()),
+            SimulatedFault::Slow(host, _)
+            | SimulatedFault::Hang(host)
+            | SimulatedFault::BreakStreams(host, _) => {
                 engine_fault(host, EngineFault::None);
             }
-            Fault::CutConnections(_) => cut_connections(self.plan.seed, 0),
+            SimulatedFault::CutConnections(_) => inject_disconnects(self.plan.seed, 0),
         }
     }
 }
 
-fn engine_fault(host: Host, fault: EngineFault) {
-    hosts::set_fault(host, FaultPlan::from(fault));
+fn engine_fault(host: SimulatedHost, fault: EngineFault) {
+    hosts::set_fault(host, EngineFaultPlan::from(fault));
 }
 
 /// All engines.
-pub(crate) fn engines() -> impl Iterator<Item = Host> {
-    (0..PAIRS).flat_map(|number| [Host::Prefill(number), Host::Decode(number)])
+pub(crate) fn engines() -> impl Iterator<Item = SimulatedHost> {
+    (0..PAIRS).flat_map(|number| [SimulatedHost::Prefill(number), SimulatedHost::Decode(number)])
 }
 
 /// With no client left, nothing is in flight.
-fn check_idle() {
+fn check_nothing_in_flight() {
     match hosts::in_flight() {
         Some(0) => {}
         Some(left) => violation("gauges", &format!("the gateway counts {left} requests in flight")),

@@ -2,17 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use moongate_discovery::{Engine, EngineFacts, KvHashing, KvStore, StoreKeys};
+use moongate_discovery::{EngineBlockHashing, EngineFacts, EngineKind, EngineStoreFacts, StoreKeyScheme};
 
 /// One line.
 pub(super) fn describe(facts: &EngineFacts) -> String {
     let page = facts.page_size.map(|tokens| format!("pages of {tokens} tokens"));
     let hashing = match &facts.hashing {
         None => "no hashes".to_owned(),
-        Some(KvHashing::Sglang { bigrams: false, .. }) => "SGLang's hashes".to_owned(),
-        Some(KvHashing::Sglang { bigrams: true, .. }) => "SGLang's hashes of token pairs".to_owned(),
-        Some(KvHashing::Vllm { algorithm, .. }) => format!("vLLM's hashes ({algorithm})"),
-        Some(KvHashing::Opaque { name }) => format!("hashes that cannot be computed ({name})"),
+        Some(EngineBlockHashing::Sglang { bigrams: false, .. }) => "SGLang's hashes".to_owned(),
+        Some(EngineBlockHashing::Sglang { bigrams: true, .. }) => "SGLang's hashes of token pairs".to_owned(),
+        Some(EngineBlockHashing::Vllm { algorithm, .. }) => format!("vLLM's hashes ({algorithm})"),
+        Some(EngineBlockHashing::Opaque { name }) => format!("hashes that cannot be computed ({name})"),
     };
     let events = match facts.events.as_deref().unwrap_or_default() {
         [] => "no KV events".to_owned(),
@@ -27,11 +27,11 @@ pub(super) fn describe(facts: &EngineFacts) -> String {
     format!("KV cache: {}", parts.collect::<Vec<_>>().join(", "))
 }
 
-fn store(store: &KvStore) -> String {
+fn store(store: &EngineStoreFacts) -> String {
     let prefix = match &store.keys {
-        StoreKeys::Sglang { prefix, .. } => prefix.as_deref(),
-        StoreKeys::Vllm { model, .. } => model.as_deref(),
-        StoreKeys::Opaque { name } => Some(name.as_str()),
+        StoreKeyScheme::Sglang { prefix, .. } => prefix.as_deref(),
+        StoreKeyScheme::Vllm { model, .. } => model.as_deref(),
+        StoreKeyScheme::Opaque { name } => Some(name.as_str()),
     };
     let keys = prefix.filter(|text| !text.is_empty()).map(|text| format!(" under {text}"));
     let from =
@@ -42,7 +42,7 @@ fn store(store: &KvStore) -> String {
 /// What these engines lack, how to turn it on, and how many lack it. None of it is a fault: requests are served without.
 pub(super) fn advice<'a>(engines: impl Iterator<Item = &'a EngineFacts>) -> Vec<String> {
     let mut lacking: BTreeMap<String, usize> = BTreeMap::new();
-    for text in engines.flat_map(lacks) {
+    for text in engines.flat_map(missing_features) {
         *lacking.entry(text).or_default() += 1;
     }
     lacking
@@ -51,11 +51,11 @@ pub(super) fn advice<'a>(engines: impl Iterator<Item = &'a EngineFacts>) -> Vec<
         .collect()
 }
 
-fn lacks(facts: &EngineFacts) -> Vec<String> {
+fn missing_features(facts: &EngineFacts) -> Vec<String> {
     let mut lacks = Vec::new();
     let (engine, enable) = match facts.engine {
-        Engine::Sglang => ("SGLang", ""),
-        Engine::Vllm => ("vLLM", r#""enable_kv_cache_events":true,"#),
+        EngineKind::Sglang => ("SGLang", ""),
+        EngineKind::Vllm => ("vLLM", r#""enable_kv_cache_events":true,"#),
     };
     let events = facts.events.as_deref().unwrap_or_default();
     if events.is_empty() {
@@ -66,19 +66,19 @@ fn lacks(facts: &EngineFacts) -> Vec<String> {
         lacks.push(r#"missed KV events are not replayed; add "replay_endpoint":"tcp://*:5657" to --kv-events-config"#.to_owned());
     }
     match (&facts.hashing, facts.engine) {
-        (Some(KvHashing::Opaque { name }), Engine::Vllm) => lacks.push(format!(
+        (Some(EngineBlockHashing::Opaque { name }), EngineKind::Vllm) => lacks.push(format!(
             "page hashes cannot be computed ({name}); start vLLM with --prefix-caching-hash-algo sha256_cbor, and name its PYTHONHASHSEED as `kv.hash_seed` if it has one"
         )),
-        (None, Engine::Vllm) => lacks.push(
+        (None, EngineKind::Vllm) => lacks.push(
             "page hashes are not told; start vLLM with metrics and prefix caching on, or set `kv.hash_algorithm`".to_owned(),
         ),
-        (None, Engine::Sglang) => {
+        (None, EngineKind::Sglang) => {
             lacks.push("no prefix cache; start SGLang without --disable-radix-cache".to_owned());
         }
         (Some(_), _) => {}
     }
     if let Some(store) = &facts.store {
-        let prefix = matches!(store.keys, StoreKeys::Sglang { prefix: None, .. });
+        let prefix = matches!(store.keys, StoreKeyScheme::Sglang { prefix: None, .. });
         let unknown = [
             (prefix, "store_key_prefix"),
             (store.tp_size.is_none(), "tp_size"),
@@ -102,7 +102,7 @@ fn lacks(facts: &EngineFacts) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use moongate_discovery::{KvEventSource, VllmHash};
+    use moongate_discovery::{KvEventSource, VllmHashAlgorithm};
 
     fn source(replay: Option<&str>) -> KvEventSource {
         KvEventSource {
@@ -114,7 +114,7 @@ mod tests {
         }
     }
 
-    fn facts(engine: Engine) -> EngineFacts {
+    fn facts(engine: EngineKind) -> EngineFacts {
         EngineFacts {
             engine,
             version: String::new(),
@@ -125,7 +125,10 @@ mod tests {
             context_length: None,
             tokenizer: None,
             transfer: None,
-            hashing: Some(KvHashing::Vllm { algorithm: VllmHash::Sha256Cbor, seed: "0".into() }),
+            hashing: Some(EngineBlockHashing::Vllm {
+                algorithm: VllmHashAlgorithm::Sha256Cbor,
+                seed: "0".into(),
+            }),
             events: Some(vec![source(Some("tcp://10.0.0.1:5657"))]),
             host_cache: Some(true),
             store: None,
@@ -135,9 +138,9 @@ mod tests {
 
     #[test]
     fn an_engine_that_tells_everything_gets_a_line_and_no_advice() {
-        let mut complete = facts(Engine::Vllm);
-        complete.store = Some(KvStore {
-            keys: StoreKeys::Vllm { prefix: String::new(), model: Some("tiny".into()) },
+        let mut complete = facts(EngineKind::Vllm);
+        complete.store = Some(EngineStoreFacts {
+            keys: StoreKeyScheme::Vllm { prefix: String::new(), model: Some("tiny".into()) },
             tp_size: Some(1),
             pp_size: None,
             prefetch_threshold: Some(0),
@@ -153,18 +156,18 @@ mod tests {
 
     #[test]
     fn advice_names_the_key_or_the_flag_and_counts_engines() {
-        let mut sglang = facts(Engine::Sglang);
+        let mut sglang = facts(EngineKind::Sglang);
         sglang.hashing = None;
-        sglang.store = Some(KvStore {
-            keys: StoreKeys::Sglang { prefix: None, mla: None },
+        sglang.store = Some(EngineStoreFacts {
+            keys: StoreKeyScheme::Sglang { prefix: None, mla: None },
             tp_size: Some(1),
             pp_size: Some(1),
             prefetch_threshold: None,
             prefetch_policy: None,
             master: None,
         });
-        let mut vllm = facts(Engine::Vllm);
-        vllm.hashing = Some(KvHashing::Opaque { name: "xxhash".into() });
+        let mut vllm = facts(EngineKind::Vllm);
+        vllm.hashing = Some(EngineBlockHashing::Opaque { name: "xxhash".into() });
         vllm.events = Some(vec![source(None)]);
         let advice = advice([&sglang, &sglang, &vllm].into_iter());
         for (count, words) in [

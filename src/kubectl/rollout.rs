@@ -1,33 +1,35 @@
 //! `moongate kubectl rollout`
 
 use clap::{Args, Subcommand};
-use moongate_operator::kubectl::{Difference, History, KubectlError, paused, restarted, table, undone};
+use moongate_operator::kubectl::{
+    FieldDifference, KubectlError, RevisionHistory, restart_pods, restore_revision, set_paused, table,
+};
 use serde_json::Value;
 
-use super::change::{HowFlags, follow};
-use super::{Session, print};
+use super::change::{ChangeModeArgs, wait_for_rollout};
+use super::{KubectlSession, print};
 
 #[derive(Debug, Subcommand)]
-pub(super) enum RolloutCommand {
+pub(super) enum RolloutSubcommand {
     /// List a group's revisions
-    History(HistoryCommand),
+    History(RolloutHistoryArgs),
     /// Tell how a revision differs from what the group is now
-    Diff(RevisionCommand),
+    Diff(RolloutDiffArgs),
     /// Go back to an earlier revision
-    Undo(UndoCommand),
+    Undo(RolloutUndoArgs),
     /// Hold updates of a group's roles back
-    Pause(PauseCommand),
+    Pause(RolloutPauseArgs),
     /// Let them go on
-    Resume(RolesCommand),
+    Resume(RolloutRolesArgs),
     /// Wait until all pods are as the spec says
-    Status(StatusCommand),
+    Status(RolloutStatusArgs),
     /// Make all pods anew, as far at a time as an update may go
-    Restart(RolesCommand),
+    Restart(RolloutRolesArgs),
 }
 
 /// Flags of `moongate kubectl rollout history`.
 #[derive(Debug, Args)]
-pub(super) struct HistoryCommand {
+pub(super) struct RolloutHistoryArgs {
     /// The group
     #[arg(value_name = "GROUP")]
     group: String,
@@ -39,7 +41,7 @@ pub(super) struct HistoryCommand {
 
 /// Flags of `moongate kubectl rollout diff`.
 #[derive(Debug, Args)]
-pub(super) struct RevisionCommand {
+pub(super) struct RolloutDiffArgs {
     /// The group
     #[arg(value_name = "GROUP")]
     group: String,
@@ -51,7 +53,7 @@ pub(super) struct RevisionCommand {
 
 /// Flags of `moongate kubectl rollout undo`.
 #[derive(Debug, Args)]
-pub(super) struct UndoCommand {
+pub(super) struct RolloutUndoArgs {
     /// The group
     #[arg(value_name = "GROUP")]
     group: String,
@@ -61,12 +63,12 @@ pub(super) struct UndoCommand {
     to_revision: Option<i64>,
 
     #[command(flatten)]
-    how: HowFlags,
+    mode: ChangeModeArgs,
 }
 
 /// Flags of `moongate kubectl rollout pause`.
 #[derive(Debug, Args)]
-pub(super) struct PauseCommand {
+pub(super) struct RolloutPauseArgs {
     /// The group
     #[arg(value_name = "GROUP")]
     group: String,
@@ -78,7 +80,7 @@ pub(super) struct PauseCommand {
 
 /// Flags of `moongate kubectl rollout resume` and `restart`.
 #[derive(Debug, Args)]
-pub(super) struct RolesCommand {
+pub(super) struct RolloutRolesArgs {
     /// The group
     #[arg(value_name = "GROUP")]
     group: String,
@@ -88,12 +90,12 @@ pub(super) struct RolesCommand {
     role: Vec<String>,
 
     #[command(flatten)]
-    how: HowFlags,
+    mode: ChangeModeArgs,
 }
 
 /// Flags of `moongate kubectl rollout status`.
 #[derive(Debug, Args)]
-pub(super) struct StatusCommand {
+pub(super) struct RolloutStatusArgs {
     /// The group
     #[arg(value_name = "GROUP")]
     group: String,
@@ -103,38 +105,38 @@ pub(super) struct StatusCommand {
     timeout: u64,
 }
 
-impl RolloutCommand {
-    pub(super) async fn run(self, session: &Session) -> anyhow::Result<()> {
+impl RolloutSubcommand {
+    pub(super) async fn run(self, session: &KubectlSession) -> anyhow::Result<()> {
         match self {
             Self::History(command) => command.run(session).await,
             Self::Diff(command) => command.run(session).await,
             Self::Undo(command) => command.run(session).await,
             Self::Pause(command) => {
-                let change = |group: &mut Value| paused(group, &command.role, true);
-                HowFlags::default().change(session, &command.group, "paused", change).await
+                let change = |group: &mut Value| set_paused(group, &command.role, true);
+                ChangeModeArgs::default().change(session, &command.group, "paused", change).await
             }
             Self::Resume(command) => {
-                let change = |group: &mut Value| paused(group, &command.role, false);
-                command.how.change(session, &command.group, "resumed", change).await
+                let change = |group: &mut Value| set_paused(group, &command.role, false);
+                command.mode.change(session, &command.group, "resumed", change).await
             }
             Self::Restart(command) => {
                 let now = moongate_operator::kubectl::now();
-                let change = |group: &mut Value| restarted(group, &command.role, &now);
-                command.how.change(session, &command.group, "restarted", change).await
+                let change = |group: &mut Value| restart_pods(group, &command.role, &now);
+                command.mode.change(session, &command.group, "restarted", change).await
             }
-            Self::Status(command) => follow(session, &command.group, command.timeout).await,
+            Self::Status(command) => wait_for_rollout(session, &command.group, command.timeout).await,
         }
     }
 }
 
-async fn history(session: &Session, name: &str) -> Result<(Value, History), KubectlError> {
+async fn history(session: &KubectlSession, name: &str) -> Result<(Value, RevisionHistory), KubectlError> {
     let group = session.cluster.group(name).await?;
-    let history = History::of(&group, &session.cluster.family(name).await?)?;
+    let history = RevisionHistory::read(&group, &session.cluster.group_snapshot(name).await?)?;
     Ok((group, history))
 }
 
-impl HistoryCommand {
-    async fn run(self, session: &Session) -> anyhow::Result<()> {
+impl RolloutHistoryArgs {
+    async fn run(self, session: &KubectlSession) -> anyhow::Result<()> {
         let (_, history) = history(session, &self.group).await?;
         if let Some(number) = self.revision {
             let data = &history.revision(number)?.data;
@@ -152,31 +154,31 @@ impl HistoryCommand {
     }
 }
 
-impl RevisionCommand {
-    async fn run(self, session: &Session) -> anyhow::Result<()> {
+impl RolloutDiffArgs {
+    async fn run(self, session: &KubectlSession) -> anyhow::Result<()> {
         let (_, history) = history(session, &self.group).await?;
         let revision = match self.revision {
             Some(number) => history.revision(number)?,
-            None => history.earlier()?,
+            None => history.previous()?,
         };
         let all = history.differences_to(revision);
         let text = || match all.is_empty() {
             true => format!("revision {} is what {} is now\n", revision.number, self.group),
-            false => all.iter().map(Difference::text).collect(),
+            false => all.iter().map(FieldDifference::to_text).collect(),
         };
         print(&session.format.print(&all, text)?)
     }
 }
 
-impl UndoCommand {
-    async fn run(self, session: &Session) -> anyhow::Result<()> {
+impl RolloutUndoArgs {
+    async fn run(self, session: &KubectlSession) -> anyhow::Result<()> {
         let (_, history) = history(session, &self.group).await?;
         let revision = match self.to_revision {
             Some(number) => history.revision(number)?,
-            None => history.earlier()?,
+            None => history.previous()?,
         };
         let done = format!("taken back to revision {}", revision.number);
-        let change = |group: &mut Value| undone(group, &revision.data);
-        self.how.change(session, &self.group, &done, change).await
+        let change = |group: &mut Value| restore_revision(group, &revision.data);
+        self.mode.change(session, &self.group, &done, change).await
     }
 }

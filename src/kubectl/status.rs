@@ -3,11 +3,11 @@
 use clap::Args;
 use moongate_operator::kubectl::{GroupReport, table};
 
-use super::{Session, print};
+use super::{KubectlSession, print};
 
 /// Flags of `moongate kubectl status`.
 #[derive(Debug, Args)]
-pub(super) struct StatusCommand {
+pub(super) struct KubectlStatusArgs {
     /// The group. Without: all groups, a line each
     #[arg(value_name = "GROUP")]
     group: Option<String>,
@@ -17,8 +17,8 @@ pub(super) struct StatusCommand {
     all_namespaces: bool,
 }
 
-impl StatusCommand {
-    pub(super) async fn run(self, session: &Session) -> anyhow::Result<()> {
+impl KubectlStatusArgs {
+    pub(super) async fn run(self, session: &KubectlSession) -> anyhow::Result<()> {
         if let Some(name) = &self.group {
             let report = GroupReport::read(&session.cluster, name).await?;
             return print(&session.format.print(&report, || report.text())?);
@@ -28,7 +28,7 @@ impl StatusCommand {
         let text = || match rows.is_empty() {
             true if self.all_namespaces => "there is no RoleBasedGroup\n".to_owned(),
             true => format!("there is no RoleBasedGroup in namespace {}\n", session.cluster.namespace),
-            false => table(&GroupReport::HEAD, &rows),
+            false => table(&GroupReport::TABLE_HEADER, &rows),
         };
         print(&session.format.print(&reports, text)?)
     }

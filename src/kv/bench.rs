@@ -10,16 +10,16 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressDrawTarget};
-use moongate_kvclient::{Client, KvError, Options, Put, PutOptions};
+use moongate_kvclient::{KvClient, KvClientOptions, KvError, PutOptions, PutOutcome};
 use moongate_runtime::Supervisor;
 use serde_json::json;
 
-use super::StoreFlags;
-use super::size::{parse, show};
+use super::KvStoreArgs;
+use super::size::{format_size, parse};
 
 /// Flags of `moongate kv bench`.
 #[derive(Clone, Debug, Args)]
-pub(super) struct BenchCommand {
+pub(super) struct KvBenchArgs {
     /// Sizes of objects.
     #[arg(
         long,
@@ -55,15 +55,15 @@ pub(super) struct BenchCommand {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum What {
+enum KvBenchOperation {
     Put,
     Get,
 }
 
 /// What all threads do.
 #[derive(Clone)]
-struct Work {
-    what: What,
+struct KvBenchWorkload {
+    operation: KvBenchOperation,
     prefix: String,
     size: usize,
     /// Calls; those beyond the number of objects get the same ones again.
@@ -73,14 +73,14 @@ struct Work {
 }
 
 /// How it went: each call's microseconds, and the seconds of all.
-struct Timed {
+struct KvBenchResult {
     calls: Histogram<u64>,
     seconds: f64,
 }
 
 pub(super) async fn run(
-    command: BenchCommand,
-    store: &StoreFlags,
+    command: KvBenchArgs,
+    store: &KvStoreArgs,
     supervisor: &Supervisor,
 ) -> anyhow::Result<ExitCode> {
     let (master, options, json) = (store.master()?, store.options(supervisor)?, store.json);
@@ -90,7 +90,7 @@ pub(super) async fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-fn measure(command: &BenchCommand, master: &str, options: &Options, json: bool) -> anyhow::Result<()> {
+fn measure(command: &KvBenchArgs, master: &str, options: &KvClientOptions, json: bool) -> anyhow::Result<()> {
     let id = fastrand::u64(..);
     let mut out = io::stdout();
     if !json {
@@ -104,19 +104,26 @@ fn measure(command: &BenchCommand, master: &str, options: &Options, json: bool) 
         for &threads in &command.threads {
             let objects = (command.bytes / size).max(threads).max(1);
             let prefix = format!("moongate-bench-{id:016x}-{size}-{threads}");
-            let mut work =
-                Work { what: What::Put, prefix, size, calls: objects, objects, replicas: command.replicas };
+            let mut work = KvBenchWorkload {
+                operation: KvBenchOperation::Put,
+                prefix,
+                size,
+                calls: objects,
+                objects,
+                replicas: command.replicas,
+            };
             let outcome = (|| {
-                for what in [What::Put, What::Get] {
-                    work.what = what;
-                    work.calls = if what == What::Put { objects } else { objects * command.reads.max(1) };
-                    bar.set_message(format!("{} of {}", work.calls, show(size as u64)));
+                for what in [KvBenchOperation::Put, KvBenchOperation::Get] {
+                    work.operation = what;
+                    work.calls =
+                        if what == KvBenchOperation::Put { objects } else { objects * command.reads.max(1) };
+                    bar.set_message(format!("{} of {}", work.calls, format_size(size as u64)));
                     let result = all_threads(&work, threads, master, options)?;
-                    tell(&mut out, &work, threads, &result, json)?;
+                    print_result(&mut out, &work, threads, &result, json)?;
                 }
                 anyhow::Ok(())
             })();
-            clean(&work, master, options)?;
+            remove_objects(&work, master, options)?;
             outcome?;
         }
     }
@@ -125,7 +132,12 @@ fn measure(command: &BenchCommand, master: &str, options: &Options, json: bool) 
 }
 
 /// Runs the work on that many threads.
-fn all_threads(work: &Work, threads: usize, master: &str, options: &Options) -> anyhow::Result<Timed> {
+fn all_threads(
+    work: &KvBenchWorkload,
+    threads: usize,
+    master: &str,
+    options: &KvClientOptions,
+) -> anyhow::Result<KvBenchResult> {
     let next = Arc::new(AtomicUsize::new(0));
     let began = Instant::now();
     let thread = |_| {
@@ -139,21 +151,21 @@ fn all_threads(work: &Work, threads: usize, master: &str, options: &Options) -> 
         let Ok(result) = thread.join() else { bail!("a thread has panicked") };
         calls.add(result?)?;
     }
-    Ok(Timed { calls, seconds: began.elapsed().as_secs_f64() })
+    Ok(KvBenchResult { calls, seconds: began.elapsed().as_secs_f64() })
 }
 
 fn one_thread(
-    work: &Work,
+    work: &KvBenchWorkload,
     next: &AtomicUsize,
     master: &str,
-    mut options: Options,
+    mut options: KvClientOptions,
 ) -> anyhow::Result<Histogram<u64>> {
     options.master.connections = 1;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut calls = Histogram::new(3)?;
     let mut buffer: Vec<u8> = (0..work.size).map(|at| at as u8).collect();
     runtime.block_on(async {
-        let client = Client::new(master, options, &Supervisor::new())?;
+        let client = KvClient::new(master, options, &Supervisor::new())?;
         let put = PutOptions { replicas: work.replicas, ..PutOptions::default() };
         loop {
             let call = next.fetch_add(1, Ordering::Relaxed);
@@ -161,14 +173,14 @@ fn one_thread(
                 return Ok(calls);
             }
             let (key, began) = (format!("{}-{}", work.prefix, call % work.objects), Instant::now());
-            match work.what {
-                What::Put => {
-                    if client.put(&key, &buffer, &put).await? == Put::AlreadyThere {
+            match work.operation {
+                KvBenchOperation::Put => {
+                    if client.put(&key, &buffer, &put).await? == PutOutcome::AlreadyExists {
                         bail!("there is an object {key:?} already");
                     }
                 }
-                What::Get => {
-                    client.get_into(&key, &mut buffer).await.map_err(explained)?;
+                KvBenchOperation::Get => {
+                    client.get_into(&key, &mut buffer).await.map_err(explain_error)?;
                 }
             }
             calls.record(u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX))?;
@@ -176,7 +188,7 @@ fn one_thread(
     })
 }
 
-fn explained(error: KvError) -> anyhow::Error {
+fn explain_error(error: KvError) -> anyhow::Error {
     let missing = matches!(error, KvError::NotFound { .. });
     let error = anyhow::Error::from(error);
     if missing {
@@ -186,17 +198,23 @@ fn explained(error: KvError) -> anyhow::Error {
     }
 }
 
-fn clean(work: &Work, master: &str, options: &Options) -> anyhow::Result<()> {
+fn remove_objects(work: &KvBenchWorkload, master: &str, options: &KvClientOptions) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let client = Client::new(master, options.clone(), &Supervisor::new())?;
+        let client = KvClient::new(master, options.clone(), &Supervisor::new())?;
         client.remove_matching(&format!("^{}-", work.prefix), true).await?;
         Ok(())
     })
 }
 
-fn tell(out: &mut impl io::Write, work: &Work, threads: usize, result: &Timed, json: bool) -> io::Result<()> {
-    let what = if work.what == What::Put { "put" } else { "get" };
+fn print_result(
+    out: &mut impl io::Write,
+    work: &KvBenchWorkload,
+    threads: usize,
+    result: &KvBenchResult,
+    json: bool,
+) -> io::Result<()> {
+    let what = if work.operation == KvBenchOperation::Put { "put" } else { "get" };
     let speed = (work.size * work.calls) as f64 / result.seconds / 1e9;
     let rate = work.calls as f64 / result.seconds;
     let [p50, p90, p99, max] = [0.5, 0.9, 0.99, 1.0].map(|q| result.calls.value_at_quantile(q) as f64 / 1e3);
@@ -207,7 +225,7 @@ fn tell(out: &mut impl io::Write, work: &Work, threads: usize, result: &Timed, j
         });
         return writeln!(out, "{told}");
     }
-    let size = show(work.size as u64);
+    let size = format_size(work.size as u64);
     writeln!(
         out,
         "{what} {size:>10} {threads:>7} {speed:>9.3} {rate:>10.0} {p50:>9.3} {p90:>9.3} {p99:>9.3} {max:>9.3}"

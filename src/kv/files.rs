@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use moongate_kvclient::{Client, Put, PutOptions, SoftPin};
+use moongate_kvclient::{KvClient, PutOptions, PutOutcome, SoftPinChange};
 
-use super::StoreFlags;
+use super::KvStoreArgs;
 
 /// How often the bar is drawn.
-const DRAW: Duration = Duration::from_millis(100);
+const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Flags of `moongate kv put`.
 #[derive(Debug, Args)]
-pub(super) struct PutCommand {
+pub(super) struct KvPutArgs {
     /// The object's key.
     key: String,
 
@@ -51,7 +51,7 @@ pub(super) struct PutCommand {
 
 /// Flags of `moongate kv get`.
 #[derive(Debug, Args)]
-pub(super) struct GetCommand {
+pub(super) struct KvGetArgs {
     /// The object's key.
     key: String,
 
@@ -64,9 +64,9 @@ fn is_stream(file: Option<&Path>) -> bool {
 }
 
 pub(super) async fn put(
-    command: PutCommand,
-    store: &StoreFlags,
-    client: &Client,
+    command: KvPutArgs,
+    store: &KvStoreArgs,
+    client: &KvClient,
 ) -> anyhow::Result<ExitCode> {
     let bytes = match command.file.as_deref() {
         Some(file) if !is_stream(Some(file)) => {
@@ -80,7 +80,7 @@ pub(super) async fn put(
     };
     let options = PutOptions {
         replicas: command.replicas,
-        soft_pin: if command.soft_pin { SoftPin::Pinned(None) } else { SoftPin::Unchanged },
+        soft_pin: if command.soft_pin { SoftPinChange::Pinned(None) } else { SoftPinChange::Unchanged },
         hard_pin: command.hard_pin,
         preferred_segments: command.segment,
         group: command.group,
@@ -90,14 +90,14 @@ pub(super) async fn put(
     let total = (bytes.len() as u64).saturating_mul(command.replicas.max(1));
     let putting = async {
         if command.upsert {
-            client.upsert(key, &bytes, &options).await.map(|()| Put::Stored)
+            client.upsert(key, &bytes, &options).await.map(|()| PutOutcome::Stored)
         } else {
             client.put(key, &bytes, &options).await
         }
     };
     let put = with_progress(client, total, putting).await?;
     let seconds = began.elapsed().as_secs_f64();
-    let stored = put == Put::Stored;
+    let stored = put == PutOutcome::Stored;
     if store.json {
         let told =
             serde_json::json!({ "key": key, "bytes": bytes.len(), "stored": stored, "seconds": seconds });
@@ -109,9 +109,9 @@ pub(super) async fn put(
 }
 
 pub(super) async fn get(
-    command: GetCommand,
-    store: &StoreFlags,
-    client: &Client,
+    command: KvGetArgs,
+    store: &KvStoreArgs,
+    client: &KvClient,
 ) -> anyhow::Result<ExitCode> {
     let (key, file, began) = (&command.key, command.file.as_deref(), Instant::now());
     if store.json && is_stream(file) {
@@ -134,7 +134,7 @@ pub(super) async fn get(
 }
 
 /// Draws how far it is, on a terminal.
-async fn with_progress<T>(client: &Client, total: u64, work: impl Future<Output = T>) -> T {
+async fn with_progress<T>(client: &KvClient, total: u64, work: impl Future<Output = T>) -> T {
     if !io::stderr().is_terminal() {
         return work.await;
     }
@@ -149,7 +149,7 @@ async fn with_progress<T>(client: &Client, total: u64, work: impl Future<Output 
                 bar.finish_and_clear();
                 return done;
             }
-            () = tokio::time::sleep(DRAW) => bar.set_position(client.bytes_moved() - before),
+            () = tokio::time::sleep(REDRAW_INTERVAL) => bar.set_position(client.bytes_moved() - before),
         }
     }
 }

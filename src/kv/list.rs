@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use moongate_kvclient::{Client, KvError, Stat};
-use moongate_kvstore::admin::{self, Admin};
+use moongate_kvclient::{KvClient, KvError, ObjectStat};
+use moongate_kvstore::admin::{self, AdminClient};
 use moongate_kvstore::rpc::MasterLocator;
 use serde_json::json;
 
-use super::StoreFlags;
-use super::size::show;
+use super::KvStoreArgs;
+use super::size::format_size;
 
 /// The port of Mooncake's admin server if not set otherwise.
 const ADMIN_PORT: u16 = 9003;
@@ -21,7 +21,7 @@ const ETCD_LIMIT: Duration = Duration::from_secs(2);
 
 /// Flags of `moongate kv ls`.
 #[derive(Debug, Args)]
-pub(super) struct ListCommand {
+pub(super) struct KvListArgs {
     /// Only keys that begin so.
     #[arg(default_value = "")]
     prefix: String,
@@ -37,7 +37,7 @@ pub(super) struct ListCommand {
 
 /// Flags of `moongate kv stat`.
 #[derive(Debug, Args)]
-pub(super) struct StatCommand {
+pub(super) struct KvStatArgs {
     /// The objects' keys.
     #[arg(required = true)]
     keys: Vec<String>,
@@ -45,7 +45,7 @@ pub(super) struct StatCommand {
 
 /// Flags of `moongate kv rm`.
 #[derive(Debug, Args)]
-pub(super) struct RemoveCommand {
+pub(super) struct KvRemoveArgs {
     /// The objects' keys.
     #[arg(required_unless_present_any = ["regex", "all"])]
     keys: Vec<String>,
@@ -63,7 +63,7 @@ pub(super) struct RemoveCommand {
     force: bool,
 }
 
-pub(super) async fn list(command: ListCommand, store: &StoreFlags) -> anyhow::Result<ExitCode> {
+pub(super) async fn list(command: KvListArgs, store: &KvStoreArgs) -> anyhow::Result<ExitCode> {
     let address = match command.admin {
         Some(address) => address,
         None => {
@@ -73,7 +73,7 @@ pub(super) async fn list(command: ListCommand, store: &StoreFlags) -> anyhow::Re
         }
     };
     let tls = store.tls()?;
-    let admin = Admin::authenticated(&address, admin::Options::default(), tls.as_ref())?;
+    let admin = AdminClient::authenticated(&address, admin::AdminClientOptions::default(), tls.as_ref())?;
     let mut keys = admin.keys().await.context("--admin names the master's admin server")?;
     let (mut out, mut left) = (io::BufWriter::new(io::stdout().lock()), command.limit);
     while let Some(page) = keys.next().await? {
@@ -91,9 +91,9 @@ pub(super) async fn list(command: ListCommand, store: &StoreFlags) -> anyhow::Re
 }
 
 pub(super) async fn stat(
-    command: StatCommand,
-    store: &StoreFlags,
-    client: &Client,
+    command: KvStatArgs,
+    store: &KvStoreArgs,
+    client: &KvClient,
 ) -> anyhow::Result<ExitCode> {
     let mut missing = 0;
     for key in &command.keys {
@@ -115,8 +115,8 @@ pub(super) async fn stat(
     Ok(if missing == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn json_of(key: &str, stat: &Stat) -> String {
-    let replica = |it: &moongate_kvclient::Replica| json!({ "id": it.id, "medium": it.medium, "place": it.place, "address": it.address, "complete": it.complete });
+fn json_of(key: &str, stat: &ObjectStat) -> String {
+    let replica = |it: &moongate_kvclient::ObjectReplica| json!({ "id": it.id, "medium": it.medium, "place": it.location, "address": it.address, "complete": it.complete });
     json!({
         "key": key,
         "found": true,
@@ -128,22 +128,22 @@ fn json_of(key: &str, stat: &Stat) -> String {
     .to_string()
 }
 
-fn text_of(key: &str, stat: &Stat) -> String {
-    let mut text = format!("{key}: {}, leased for {:?}", show(stat.size), stat.lease);
+fn text_of(key: &str, stat: &ObjectStat) -> String {
+    let mut text = format!("{key}: {}, leased for {:?}", format_size(stat.size), stat.lease);
     for it in &stat.replicas {
         let state = if it.complete { "" } else { ", not complete" };
         text.push_str(&format!(
             "\n  replica {}: {} of {} at {:#x}{state}",
-            it.id, it.medium, it.place, it.address
+            it.id, it.medium, it.location, it.address
         ));
     }
     text
 }
 
 pub(super) async fn remove(
-    command: RemoveCommand,
-    store: &StoreFlags,
-    client: &Client,
+    command: KvRemoveArgs,
+    store: &KvStoreArgs,
+    client: &KvClient,
 ) -> anyhow::Result<ExitCode> {
     let removed = match &command.regex {
         Some(regex) => client.remove_matching(regex, command.force).await?,

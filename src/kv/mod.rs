@@ -10,46 +10,46 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
-use moongate_kvclient::{Client, Locality, Metadata, Options};
-use moongate_kvstore::rpc::{Authentication, MasterAddress};
-use moongate_runtime::{PeerTls, PeerTlsOptions, Supervisor, terminated};
-use moongate_telemetry::LogOptions;
+use moongate_kvclient::{KvClient, KvClientOptions, Locality, MetadataSource};
+use moongate_kvstore::rpc::{MasterAddress, StoreCredentials};
+use moongate_runtime::{PeerTls, PeerTlsArgs, Supervisor, terminated};
+use moongate_telemetry::LoggingArgs;
 
 use crate::settings::invalid_settings;
 
 /// Time for tasks to end once the command is through.
-const SHUTDOWN: Duration = Duration::from_secs(2);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Flags of `moongate kv`.
 #[derive(Debug, Args)]
-pub(crate) struct KvCommand {
+pub(crate) struct KvArgs {
     #[command(subcommand)]
-    tool: Tool,
+    subcommand: KvSubcommand,
     #[command(flatten)]
-    store: StoreFlags,
+    store: KvStoreArgs,
     #[command(flatten)]
-    pub(crate) logs: LogOptions,
+    pub(crate) logs: LoggingArgs,
 }
 
 #[derive(Debug, Subcommand)]
-enum Tool {
+enum KvSubcommand {
     /// Store a file, or what comes on stdin.
-    Put(files::PutCommand),
+    Put(files::KvPutArgs),
     /// Write an object to a file, or to stdout.
-    Get(files::GetCommand),
+    Get(files::KvGetArgs),
     /// Remove objects.
-    Rm(list::RemoveCommand),
+    Rm(list::KvRemoveArgs),
     /// List keys. Asks the master's admin server, which leases nothing.
-    Ls(list::ListCommand),
+    Ls(list::KvListArgs),
     /// Tell where objects are. Leases them.
-    Stat(list::StatCommand),
+    Stat(list::KvStatArgs),
     /// Measure putting and getting.
-    Bench(bench::BenchCommand),
+    Bench(bench::KvBenchArgs),
 }
 
 /// Which store, and how it is reached.
 #[derive(Clone, Debug, Args)]
-struct StoreFlags {
+struct KvStoreArgs {
     /// The master's RPC port, or etcd://HOST:PORT;HOST:PORT where several masters have their leader there.
     #[arg(
         long,
@@ -78,7 +78,7 @@ struct StoreFlags {
         env = "MOONCAKE_TE_META_DATA_SERVER",
         default_value = "P2PHANDSHAKE"
     )]
-    metadata: Metadata,
+    metadata: MetadataSource,
 
     /// Whose objects.
     #[arg(long, global = true, value_name = "NAME", env = "MOONGATE_KV_TENANT", default_value = "default")]
@@ -102,32 +102,32 @@ struct StoreFlags {
     rdma_device: Vec<String>,
 
     #[command(flatten)]
-    tls: PeerTlsOptions,
+    tls: PeerTlsArgs,
 
     /// Print JSON, one object a line.
     #[arg(long, global = true, env = "MOONGATE_KV_JSON")]
     json: bool,
 }
 
-impl StoreFlags {
-    fn options(&self, supervisor: &Supervisor) -> anyhow::Result<Options> {
+impl KvStoreArgs {
+    fn options(&self, supervisor: &Supervisor) -> anyhow::Result<KvClientOptions> {
         let tls = self.tls()?;
         if let Some(tls) = &tls {
-            tls.keep_current(supervisor);
+            tls.reload_on_change(supervisor);
         }
         let mut locality = Locality::default();
         for rule in &self.near {
             locality = locality.with_rule(rule).context("--near")?;
         }
-        Ok(Options {
+        Ok(KvClientOptions {
             tenant: self.tenant.clone(),
             metadata: self.metadata.clone(),
-            authentication: tls.map(Authentication::new),
+            authentication: tls.map(StoreCredentials::new),
             locality,
-            lanes_per_node: usize::from(self.lanes),
+            connections_per_node: usize::from(self.lanes),
             slice_bytes: self.slice,
             rdma_devices: self.rdma_device.iter().filter(|name| !name.is_empty()).cloned().collect(),
-            ..Options::default()
+            ..KvClientOptions::default()
         })
     }
 
@@ -141,21 +141,21 @@ impl StoreFlags {
         Ok(MasterAddress::parse(&self.master, Some(&self.cluster_id)).context("--master")?.to_string())
     }
 
-    fn client(&self, supervisor: &Supervisor) -> anyhow::Result<Client> {
-        Ok(Client::new(&self.master()?, self.options(supervisor)?, supervisor)?)
+    fn client(&self, supervisor: &Supervisor) -> anyhow::Result<KvClient> {
+        Ok(KvClient::new(&self.master()?, self.options(supervisor)?, supervisor)?)
     }
 }
 
-pub(crate) async fn run(command: KvCommand, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
-    let KvCommand { tool, store, .. } = command;
+pub(crate) async fn run(command: KvArgs, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
+    let KvArgs { subcommand: tool, store, .. } = command;
     let work = async {
         match tool {
-            Tool::Put(put) => files::put(put, &store, &store.client(&supervisor)?).await,
-            Tool::Get(get) => files::get(get, &store, &store.client(&supervisor)?).await,
-            Tool::Rm(remove) => list::remove(remove, &store, &store.client(&supervisor)?).await,
-            Tool::Ls(list) => list::list(list, &store).await,
-            Tool::Stat(stat) => list::stat(stat, &store, &store.client(&supervisor)?).await,
-            Tool::Bench(bench) => bench::run(bench, &store, &supervisor).await,
+            KvSubcommand::Put(put) => files::put(put, &store, &store.client(&supervisor)?).await,
+            KvSubcommand::Get(get) => files::get(get, &store, &store.client(&supervisor)?).await,
+            KvSubcommand::Rm(remove) => list::remove(remove, &store, &store.client(&supervisor)?).await,
+            KvSubcommand::Ls(list) => list::list(list, &store).await,
+            KvSubcommand::Stat(stat) => list::stat(stat, &store, &store.client(&supervisor)?).await,
+            KvSubcommand::Bench(bench) => bench::run(bench, &store, &supervisor).await,
         }
     };
     let outcome = tokio::select! {
@@ -163,7 +163,7 @@ pub(crate) async fn run(command: KvCommand, supervisor: Supervisor) -> anyhow::R
         // A put that was under way is taken back by a task of the supervisor.
         () = terminated() => Err(anyhow::anyhow!("stopped by a signal")),
     };
-    let stopping = supervisor.shutdown(SHUTDOWN).await;
+    let stopping = supervisor.shutdown(SHUTDOWN_TIMEOUT).await;
     if let Err(left) = stopping {
         tracing::debug!(%left, "tasks did not end");
     }

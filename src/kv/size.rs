@@ -17,7 +17,7 @@ pub(super) fn parse(text: &str) -> Result<usize, String> {
 }
 
 /// A size as people read it.
-pub(super) fn show(bytes: u64) -> String {
+pub(super) fn format_size(bytes: u64) -> String {
     for (unit, shift) in [("GiB", 30), ("MiB", 20), ("KiB", 10)] {
         if bytes >= 1 << shift {
             let whole = bytes.trailing_zeros() >= shift;
@@ -42,7 +42,7 @@ mod tests {
             ("2GiB", 2 << 30, "2 GiB"),
         ] {
             assert_eq!(parse(text), Ok(bytes));
-            assert_eq!(show(bytes as u64), shown);
+            assert_eq!(format_size(bytes as u64), shown);
         }
         for text in ["", "0", "MiB", "1.5MiB", "-1", "1kb2", "99999999999GiB"] {
             assert!(parse(text).is_err(), "{text}");

@@ -3,27 +3,27 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use moongate_kvclient::{Client, Options};
+use moongate_kvclient::{KvClient, KvClientOptions};
 use moongate_runtime::Supervisor;
 
 use super::ports::free_port;
-use super::process::{Process, Usage};
-use super::proxy::{LinkState, Proxy};
-use super::schedule::{Fault, Link, STORES, Target};
+use super::process::{ChaosProcess, ProcessUsage};
+use super::proxy::{ChaosProxy, ProxiedLinkState};
+use super::schedule::{ChaosFault, ChaosTarget, ProxiedLink, STORES};
 use super::world::client;
 
 /// Starts of several programs on a busy machine.
 const START: Duration = Duration::from_secs(60);
 const DISK: &str = "size=24m";
 
-pub(crate) struct Fleet {
-    pub(crate) gateway: Process,
-    engines: Vec<Process>,
-    pub(crate) master: Process,
-    pub(crate) stores: Vec<Process>,
-    _holders: Vec<Process>,
-    engine_links: Vec<Proxy>,
-    master_link: Proxy,
+pub(crate) struct ChaosFleet {
+    pub(crate) gateway: ChaosProcess,
+    engines: Vec<ChaosProcess>,
+    pub(crate) master: ChaosProcess,
+    pub(crate) stores: Vec<ChaosProcess>,
+    _holders: Vec<ChaosProcess>,
+    engine_links: Vec<ChaosProxy>,
+    master_link: ChaosProxy,
     pub(crate) engine_urls: Vec<String>,
     pub(crate) url: String,
     pub(crate) admin: String,
@@ -31,11 +31,11 @@ pub(crate) struct Fleet {
     http: reqwest::Client,
 }
 
-fn words(line: &str) -> Vec<String> {
+fn split_args(line: &str) -> Vec<String> {
     line.split(' ').map(str::to_owned).collect()
 }
 
-impl Fleet {
+impl ChaosFleet {
     pub(crate) async fn start(folder: &Path, supervisor: &Supervisor) -> Self {
         let log = |name: &str| folder.join(format!("{name}.log"));
         let (mut engines, mut engine_links, mut engine_urls, mut flags) =
@@ -48,19 +48,23 @@ impl Fleet {
             if role == "prefill" {
                 line.push_str(&format!(" --bootstrap-listen 127.0.0.1:{bootstrap}"));
             }
-            engines.push(Process::start(&log(&format!("engine-{number}")), words(&line), Vec::new()));
-            let proxy = Proxy::start(format!("127.0.0.1:{port}"), supervisor).await;
+            engines.push(ChaosProcess::start(
+                &log(&format!("engine-{number}")),
+                split_args(&line),
+                Vec::new(),
+            ));
+            let proxy = ChaosProxy::start(format!("127.0.0.1:{port}"), supervisor).await;
             let port_flag = if role == "prefill" { format!(",{bootstrap}") } else { String::new() };
             flags.push(format!("--{role}=http://{}{port_flag}", proxy.address));
             engine_urls.push(format!("http://127.0.0.1:{port}"));
             engine_links.push(proxy);
         }
         let (public, admin) = (free_port(), free_port());
-        let mut args = words(&format!(
+        let mut args = split_args(&format!(
             "gateway --listen 127.0.0.1:{public} --admin-listen 127.0.0.1:{admin} --health-interval 1s --health-timeout 1s --stall-timeout 3s --breaker-pause 500ms"
         ));
         args.extend(flags);
-        let gateway = Process::start(&log("gateway"), args, Vec::new());
+        let gateway = ChaosProcess::start(&log("gateway"), args, Vec::new());
 
         let disk = small_disk(&folder.join("disk"));
         let data = disk.clone().unwrap_or_else(|| folder.join("data"));
@@ -69,21 +73,25 @@ impl Fleet {
             "master --rpc_address=127.0.0.1 --metrics_host=127.0.0.1 --rpc_port={rpc} --metrics_port={metrics} --default_kv_lease_ttl=1000 --data_dir={}",
             data.display()
         );
-        let master = Process::start(&log("master"), words(&line), Vec::new());
-        let master_link = Proxy::start(format!("127.0.0.1:{rpc}"), supervisor).await;
+        let master = ChaosProcess::start(&log("master"), split_args(&line), Vec::new());
+        let master_link = ChaosProxy::start(format!("127.0.0.1:{rpc}"), supervisor).await;
         let (mut holders, mut stores) = (Vec::new(), Vec::new());
         for number in 0..STORES {
             let socket = folder.join(format!("holder-{number}"));
             let line = format!("store-holder --socket {}", socket.display());
-            holders.push(Process::start(&log(&format!("holder-{number}")), words(&line), Vec::new()));
-            until(&format!("holder {number} listens"), async || socket.exists()).await;
+            holders.push(ChaosProcess::start(
+                &log(&format!("holder-{number}")),
+                split_args(&line),
+                Vec::new(),
+            ));
+            wait_until(&format!("holder {number} listens"), async || socket.exists()).await;
             let line =
                 format!("store --port=0 --memory=holder:{} -Dglobal_segment_size=64mb", socket.display());
             let variables = vec![
                 ("MOONCAKE_MASTER", master_link.address.clone()),
                 ("MOONCAKE_LOCAL_HOSTNAME", "127.0.0.1".to_owned()),
             ];
-            stores.push(Process::start(&log(&format!("store-{number}")), words(&line), variables));
+            stores.push(ChaosProcess::start(&log(&format!("store-{number}")), split_args(&line), variables));
         }
         Self {
             gateway,
@@ -101,35 +109,39 @@ impl Fleet {
         }
     }
 
-    pub(crate) fn client(&self, supervisor: &Supervisor) -> Client {
-        Client::new(&self.master_link.address, Options::default(), supervisor).unwrap()
+    pub(crate) fn client(&self, supervisor: &Supervisor) -> KvClient {
+        KvClient::new(&self.master_link.address, KvClientOptions::default(), supervisor).unwrap()
     }
 
     /// Begins a fault, or ends it.
-    pub(crate) fn set(&mut self, fault: Fault, begins: bool) {
+    pub(crate) fn set(&mut self, fault: ChaosFault, begins: bool) {
         match fault {
-            Fault::Kill(target) if begins => self.process(target).kill(),
-            Fault::Kill(target) => self.process(target).start_again(),
-            Fault::Stop(target) => self.process(target).stop(begins),
-            Fault::Cut(link) => self.link(link).set(if begins { LinkState::Cut } else { LinkState::Open }),
-            Fault::Slow(link) => self.link(link).set(if begins { LinkState::Slow } else { LinkState::Open }),
-            Fault::DiskFull => self.fill_disk(begins),
+            ChaosFault::Kill(target) if begins => self.process(target).kill(),
+            ChaosFault::Kill(target) => self.process(target).restart(),
+            ChaosFault::Stop(target) => self.process(target).stop(begins),
+            ChaosFault::Cut(link) => {
+                self.link(link).set(if begins { ProxiedLinkState::Cut } else { ProxiedLinkState::Open });
+            }
+            ChaosFault::Slow(link) => {
+                self.link(link).set(if begins { ProxiedLinkState::Slow } else { ProxiedLinkState::Open });
+            }
+            ChaosFault::DiskFull => self.fill_disk(begins),
         }
     }
 
-    fn process(&mut self, target: Target) -> &mut Process {
+    fn process(&mut self, target: ChaosTarget) -> &mut ChaosProcess {
         match target {
-            Target::Gateway => &mut self.gateway,
-            Target::Engine(number) => &mut self.engines[number],
-            Target::Master => &mut self.master,
-            Target::Store(number) => &mut self.stores[number],
+            ChaosTarget::Gateway => &mut self.gateway,
+            ChaosTarget::Engine(number) => &mut self.engines[number],
+            ChaosTarget::Master => &mut self.master,
+            ChaosTarget::Store(number) => &mut self.stores[number],
         }
     }
 
-    fn link(&self, link: Link) -> &Proxy {
+    fn link(&self, link: ProxiedLink) -> &ChaosProxy {
         match link {
-            Link::Engine(number) => &self.engine_links[number],
-            Link::Master => &self.master_link,
+            ProxiedLink::Engine(number) => &self.engine_links[number],
+            ProxiedLink::Master => &self.master_link,
         }
     }
 
@@ -157,15 +169,15 @@ impl Fleet {
     }
 
     /// What the programs use that hold something for others.
-    pub(crate) fn usages(&self) -> Vec<(&'static str, Usage)> {
+    pub(crate) fn usages(&self) -> Vec<(&'static str, ProcessUsage)> {
         let others = [("gateway", &self.gateway), ("master", &self.master)];
         let stores = self.stores.iter().map(|store| ("store", store));
         others.into_iter().chain(stores).map(|(name, process)| (name, process.usage())).collect()
     }
 
     /// Waits until every engine is used.
-    pub(crate) async fn until_sound(&self) {
-        until("all engines are used", async || {
+    pub(crate) async fn wait_until_healthy(&self) {
+        wait_until("all engines are used", async || {
             let ready = self.get(&format!("{}/ready", self.admin)).await.unwrap_or_default();
             let ready: serde_json::Value = serde_json::from_str(&ready).unwrap_or_default();
             ready["waiting"].as_array().is_some_and(Vec::is_empty)
@@ -192,7 +204,7 @@ fn small_disk(at: &Path) -> Option<PathBuf> {
     mounted.is_ok_and(|ended| ended.status.success()).then(|| at.to_owned())
 }
 
-impl Drop for Fleet {
+impl Drop for ChaosFleet {
     fn drop(&mut self) {
         if let Some(disk) = &self.disk {
             self.master.kill();
@@ -201,7 +213,7 @@ impl Drop for Fleet {
     }
 }
 
-pub(crate) async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
+pub(crate) async fn wait_until(what: &str, mut so: impl AsyncFnMut() -> bool) {
     let begun = Instant::now();
     while !so().await {
         assert!(begun.elapsed() < START, "not within {START:?}: {what}");

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use moongate_kvclient::{Client, KvError, PutOptions};
+use moongate_kvclient::{KvClient, KvError, PutOptions};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
@@ -15,20 +15,20 @@ use super::world::openai_error;
 /// Prompts, each with one right answer.
 const PROMPTS: u64 = 8;
 /// No request takes longer, whatever happens to its engines.
-const ANSWERED: Duration = Duration::from_secs(60);
+const REQUEST_DEADLINE: Duration = Duration::from_secs(60);
 /// How long a client waits that leaves.
-const IMPATIENCE: Duration = Duration::from_millis(30);
+const CLIENT_PATIENCE: Duration = Duration::from_millis(30);
 
 /// How clients' requests ended, by the code that the gateway counts.
 #[derive(Debug, Default)]
-pub(crate) struct Outcomes {
+pub(crate) struct ChaosOutcomes {
     codes: Mutex<BTreeMap<String, u64>>,
     /// Requests whose client left: it does not matter how they ended.
-    left: AtomicU64,
-    right: Mutex<BTreeMap<u64, String>>,
+    abandoned: AtomicU64,
+    expected: Mutex<BTreeMap<u64, String>>,
 }
 
-impl Outcomes {
+impl ChaosOutcomes {
     fn count(&self, code: &str) {
         *self.codes.lock().entry(code.to_owned()).or_default() += 1;
     }
@@ -41,30 +41,36 @@ impl Outcomes {
         self.codes.lock().clone()
     }
 
-    pub(crate) fn left(&self) -> u64 {
-        self.left.load(Ordering::Relaxed)
+    pub(crate) fn abandoned(&self) -> u64 {
+        self.abandoned.load(Ordering::Relaxed)
     }
 
     /// A request of a client that may leave.
-    pub(crate) async fn ask_or_leave(&self, client: &reqwest::Client, url: &str, random: u64) {
+    pub(crate) async fn send_or_abandon(&self, client: &reqwest::Client, url: &str, random: u64) {
         let (prompt, stream, leaves) =
             (random % PROMPTS, !(random / 8).is_multiple_of(3), (random / 32).is_multiple_of(20));
         if !leaves {
-            self.ask(client, url, prompt, stream).await;
+            self.send(client, url, prompt, stream).await;
             return;
         }
-        self.left.fetch_add(1, Ordering::Relaxed);
-        drop(tokio::time::timeout(IMPATIENCE, answer(&request(client, url, prompt, stream), stream)).await);
+        self.abandoned.fetch_add(1, Ordering::Relaxed);
+        drop(
+            tokio::time::timeout(
+                CLIENT_PATIENCE,
+                read_response(&request(client, url, prompt, stream), stream),
+            )
+            .await,
+        );
     }
 
     /// A request. A complete answer must be the right one, and everything else our error.
-    pub(crate) async fn ask(&self, client: &reqwest::Client, url: &str, number: u64, stream: bool) {
+    pub(crate) async fn send(&self, client: &reqwest::Client, url: &str, number: u64, stream: bool) {
         let prompt = number % PROMPTS;
         let request = request(client, url, prompt, stream);
-        let answer = tokio::time::timeout(ANSWERED, answer(&request, stream)).await;
-        match answer.unwrap_or_else(|_| panic!("a request hangs for {ANSWERED:?}")) {
+        let answer = tokio::time::timeout(REQUEST_DEADLINE, read_response(&request, stream)).await;
+        match answer.unwrap_or_else(|_| panic!("a request hangs for {REQUEST_DEADLINE:?}")) {
             Ok(text) => {
-                let right = self.right.lock().entry(prompt).or_insert_with(|| text.clone()).clone();
+                let right = self.expected.lock().entry(prompt).or_insert_with(|| text.clone()).clone();
                 assert_eq!(text, right, "prompt {prompt} has one right answer");
                 self.count("ok");
             }
@@ -80,7 +86,7 @@ fn request(client: &reqwest::Client, url: &str, prompt: u64, stream: bool) -> re
 }
 
 /// The text of a complete answer, or the code of our error.
-async fn answer(request: &reqwest::RequestBuilder, stream: bool) -> Result<String, String> {
+async fn read_response(request: &reqwest::RequestBuilder, stream: bool) -> Result<String, String> {
     let response = request.try_clone().unwrap().send().await.expect("the gateway itself answers");
     let status = response.status();
     let (mut bytes, mut is_broken) = (Vec::new(), false);
@@ -116,7 +122,7 @@ async fn answer(request: &reqwest::RequestBuilder, stream: bool) -> Result<Strin
 
 /// What became of the store's operations.
 #[derive(Debug, Default)]
-pub(crate) struct StoreCounts {
+pub(crate) struct ChaosStoreCounts {
     pub(crate) got: AtomicU64,
     pub(crate) missed: AtomicU64,
     pub(crate) put: AtomicU64,
@@ -134,7 +140,12 @@ fn content(key: u64, version: u64) -> Vec<u8> {
 }
 
 /// Puts and gets until the end. What is got must be what was put.
-pub(crate) async fn use_store(client: Client, seed: u64, counts: Arc<StoreCounts>, end: Arc<AtomicBool>) {
+pub(crate) async fn run_store_client(
+    client: KvClient,
+    seed: u64,
+    counts: Arc<ChaosStoreCounts>,
+    end: Arc<AtomicBool>,
+) {
     let mut random = fastrand::Rng::with_seed(seed);
     while !end.load(Ordering::Relaxed) {
         let (key, version) = (random.u64(..KEYS), random.u64(..));
@@ -151,12 +162,12 @@ pub(crate) async fn use_store(client: Client, seed: u64, counts: Arc<StoreCounts
 }
 
 /// Answers true.
-pub(crate) async fn put(client: &Client, key: u64, version: u64) -> Result<bool, KvError> {
+pub(crate) async fn put(client: &KvClient, key: u64, version: u64) -> Result<bool, KvError> {
     client.upsert(&format!("chaos-{key}"), &content(key, version), &PutOptions::default()).await.map(|_| true)
 }
 
 /// Answers false.
-pub(crate) async fn get(client: &Client, key: u64) -> Result<bool, KvError> {
+pub(crate) async fn get(client: &KvClient, key: u64) -> Result<bool, KvError> {
     let bytes = client.get(&format!("chaos-{key}")).await?;
     let version = bytes.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));
     assert!(*bytes == *content(key, version), "object {key} has other bytes than were put");

@@ -24,15 +24,15 @@ use std::time::Duration;
 use moongate_runtime::Supervisor;
 use tokio::time::Instant;
 
-use fleet::{Fleet, until};
-use load::{Outcomes, StoreCounts, get, put, use_store};
-use process::Usage;
-use schedule::{Fault, schedule};
+use fleet::{ChaosFleet, wait_until};
+use load::{ChaosOutcomes, ChaosStoreCounts, get, put, run_store_client};
+use process::ProcessUsage;
+use schedule::{ChaosFault, schedule};
 
 const CLIENTS: u64 = 4;
 const STORE_CLIENTS: u64 = 2;
 /// Requests in a row that must succeed afterwards.
-const AFTERWARDS: u64 = 40;
+const RECOVERY_REQUESTS: u64 = 40;
 /// What a process may have more at the end than after its first requests, besides half of it: caches and allocators fill.
 const MEMORY_BAND: u64 = 64 << 20;
 const DESCRIPTOR_BAND: u64 = 64;
@@ -43,8 +43,8 @@ fn setting<T: FromStr>(name: &str, otherwise: T) -> T {
 }
 
 /// Carries the schedule out.
-async fn inject(fleet: &mut Fleet, seed: u64, run: Duration) {
-    let mut steps: Vec<(Duration, bool, Fault)> = Vec::new();
+async fn inject(fleet: &mut ChaosFleet, seed: u64, run: Duration) {
+    let mut steps: Vec<(Duration, bool, ChaosFault)> = Vec::new();
     for fault in schedule(seed, run) {
         steps.push((fault.at, true, fault.fault));
         steps.push((fault.at + fault.lasts, false, fault.fault));
@@ -61,7 +61,7 @@ async fn inject(fleet: &mut Fleet, seed: u64, run: Duration) {
     tokio::time::sleep_until(begun + run).await;
 }
 
-fn assert_in_band(name: &str, before: Usage, after: Usage) {
+fn assert_in_band(name: &str, before: ProcessUsage, after: ProcessUsage) {
     println!("{name}: {before:?} before, {after:?} after");
     assert!(after.memory <= before.memory * 3 / 2 + MEMORY_BAND, "{name}: {before:?}, {after:?}");
     assert!(after.descriptors <= before.descriptors + DESCRIPTOR_BAND, "{name}: {before:?}, {after:?}");
@@ -73,15 +73,15 @@ async fn everything_is_right_or_said_to_be_wrong() {
     let seed = setting("MOONGATE_CHAOS_SEED", fastrand::u64(..));
     println!("MOONGATE_CHAOS_SEED={seed} MOONGATE_CHAOS_SECONDS={}", run.as_secs());
     let (folder, supervisor) = (tempfile::tempdir().unwrap(), Supervisor::new());
-    let mut fleet = Fleet::start(folder.path(), &supervisor).await;
+    let mut fleet = ChaosFleet::start(folder.path(), &supervisor).await;
     let store = fleet.client(&supervisor);
-    fleet.until_sound().await;
-    until("the store takes objects", async || put(&store, 0, 1).await.is_ok()).await;
+    fleet.wait_until_healthy().await;
+    wait_until("the store takes objects", async || put(&store, 0, 1).await.is_ok()).await;
 
-    let (outcomes, counts) = (Arc::new(Outcomes::default()), Arc::new(StoreCounts::default()));
+    let (outcomes, counts) = (Arc::new(ChaosOutcomes::default()), Arc::new(ChaosStoreCounts::default()));
     let http = reqwest::Client::builder().no_proxy().build().unwrap();
-    for number in 0..AFTERWARDS {
-        outcomes.ask(&http, &fleet.url, number, number % 3 != 0).await;
+    for number in 0..RECOVERY_REQUESTS {
+        outcomes.send(&http, &fleet.url, number, number % 3 != 0).await;
     }
     let before = fleet.usages();
 
@@ -91,24 +91,24 @@ async fn everything_is_right_or_said_to_be_wrong() {
         load.spawn("client", async move {
             let mut random = fastrand::Rng::with_seed(seed ^ number);
             while !end.load(Ordering::Relaxed) {
-                outcomes.ask_or_leave(&http, &url, random.u64(..)).await;
+                outcomes.send_or_abandon(&http, &url, random.u64(..)).await;
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         });
     }
     for number in 0..STORE_CLIENTS {
         let client = fleet.client(&supervisor);
-        load.spawn("store client", use_store(client, seed ^ number, counts.clone(), end.clone()));
+        load.spawn("store client", run_store_client(client, seed ^ number, counts.clone(), end.clone()));
     }
     inject(&mut fleet, seed, run).await;
     end.store(true, Ordering::Relaxed);
-    until("clients end", async || load.alive() == 0).await;
+    wait_until("clients end", async || load.running_tasks() == 0).await;
     assert_eq!(load.panics(), 0, "a client found something wrong");
     assert_eq!(fleet.ended(), Vec::<String>::new(), "programs that have ended by themselves");
 
     assert_works_again(&fleet, &outcomes, &http, &store).await;
     assert_sums_agree(&fleet, &outcomes).await;
-    println!("gateway: {:?}, {} left; store: {counts:?}", outcomes.codes(), outcomes.left());
+    println!("gateway: {:?}, {} left; store: {counts:?}", outcomes.codes(), outcomes.abandoned());
     fleet
         .usages()
         .iter()
@@ -120,21 +120,21 @@ async fn everything_is_right_or_said_to_be_wrong() {
 
 /// After some time, requests and objects succeed again, one after the other.
 async fn assert_works_again(
-    fleet: &Fleet,
-    outcomes: &Outcomes,
+    fleet: &ChaosFleet,
+    outcomes: &ChaosOutcomes,
     http: &reqwest::Client,
-    store: &moongate_kvclient::Client,
+    store: &moongate_kvclient::KvClient,
 ) {
-    fleet.until_sound().await;
+    fleet.wait_until_healthy().await;
     let mut in_a_row = 0;
-    until("requests succeed again", async || {
+    wait_until("requests succeed again", async || {
         let before = outcomes.of("ok");
-        outcomes.ask(http, &fleet.url, in_a_row, true).await;
+        outcomes.send(http, &fleet.url, in_a_row, true).await;
         in_a_row = if outcomes.of("ok") > before { in_a_row + 1 } else { 0 };
-        in_a_row >= AFTERWARDS
+        in_a_row >= RECOVERY_REQUESTS
     })
     .await;
-    until("the store takes objects again", async || {
+    wait_until("the store takes objects again", async || {
         let mut all = true;
         for key in 0..10 {
             all &= put(store, key, 1).await.is_ok() && get(store, key).await.is_ok();
@@ -145,22 +145,22 @@ async fn assert_works_again(
 }
 
 /// The gateway has counted what clients saw, and holds nothing any more.
-async fn assert_sums_agree(fleet: &Fleet, outcomes: &Outcomes) {
-    until("no request is in flight", async || {
+async fn assert_sums_agree(fleet: &ChaosFleet, outcomes: &ChaosOutcomes) {
+    wait_until("no request is in flight", async || {
         fleet.metric("moongate_requests_in_flight", "").await == 0
             && fleet.metric("moongate_engine_requests_in_flight", "").await == 0
             && fleet.metric("moongate_requests_held", "").await == 0
     })
     .await;
     for url in &fleet.engine_urls {
-        until("no request runs on an engine", async || {
+        wait_until("no request runs on an engine", async || {
             let stats = fleet.get(&format!("{url}/_sim/stats")).await.unwrap_or_default();
             let stats: serde_json::Value = serde_json::from_str(&stats).unwrap_or_default();
             stats["active"] == 0
         })
         .await;
     }
-    let (codes, left) = (outcomes.codes(), outcomes.left());
+    let (codes, left) = (outcomes.codes(), outcomes.abandoned());
     let ended = fleet.metric("moongate_requests_total", "").await;
     // A client that leaves may do so before its request has come.
     let seen: u64 = codes.values().sum();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 /// Killed when dropped.
-pub(crate) struct Process {
+pub(crate) struct ChaosProcess {
     args: Vec<String>,
     variables: Vec<(&'static str, String)>,
     log: PathBuf,
@@ -15,20 +15,20 @@ pub(crate) struct Process {
 
 /// Memory of its own in bytes, and open descriptors.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Usage {
+pub(crate) struct ProcessUsage {
     pub(crate) memory: u64,
     pub(crate) descriptors: u64,
 }
 
-impl Process {
+impl ChaosProcess {
     pub(crate) fn start(log: &Path, args: Vec<String>, variables: Vec<(&'static str, String)>) -> Self {
         let mut process = Self { args, variables, log: log.to_owned(), child: None, stopped: false };
-        process.start_again();
+        process.restart();
         process
     }
 
     /// Does nothing if it runs.
-    pub(crate) fn start_again(&mut self) {
+    pub(crate) fn restart(&mut self) {
         if self.child.is_some() {
             return;
         }
@@ -62,13 +62,13 @@ impl Process {
         self.child.as_mut().is_some_and(|child| child.try_wait().unwrap().is_some())
     }
 
-    pub(crate) fn usage(&self) -> Usage {
+    pub(crate) fn usage(&self) -> ProcessUsage {
         let id = self.child.as_ref().expect("it runs").id();
         let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
         let memory = line.trim_end_matches("kB").trim().parse::<u64>().unwrap() << 10;
         let descriptors = std::fs::read_dir(format!("/proc/{id}/fd")).unwrap().count() as u64;
-        Usage { memory, descriptors }
+        ProcessUsage { memory, descriptors }
     }
 
     /// The end of its log, for messages.
@@ -79,7 +79,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for ChaosProcess {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
             // Already gone is fine.

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 /// How a link is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum LinkState {
+pub(crate) enum ProxiedLinkState {
     Open,
     Cut,
     Slow,
@@ -20,17 +20,17 @@ pub(crate) enum LinkState {
 const SLOW_PIECE: usize = 1 << 10;
 const SLOW_PAUSE: Duration = Duration::from_millis(62);
 
-pub(crate) struct Proxy {
+pub(crate) struct ChaosProxy {
     pub(crate) address: String,
-    state: Arc<watch::Sender<LinkState>>,
+    state: Arc<watch::Sender<ProxiedLinkState>>,
 }
 
-impl Proxy {
+impl ChaosProxy {
     /// Passes connections on to `behind`.
     pub(crate) async fn start(behind: String, supervisor: &Supervisor) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let state = Arc::new(watch::Sender::new(LinkState::Open));
+        let state = Arc::new(watch::Sender::new(ProxiedLinkState::Open));
         let (links, tasks, stop) = (state.clone(), supervisor.clone(), supervisor.token());
         let accept = async move {
             while let Ok((outside, _)) = listener.accept().await {
@@ -44,13 +44,13 @@ impl Proxy {
         Self { address, state }
     }
 
-    pub(crate) fn set(&self, state: LinkState) {
+    pub(crate) fn set(&self, state: ProxiedLinkState) {
         self.state.send_replace(state);
     }
 }
 
-async fn pass(mut outside: TcpStream, behind: String, mut link: watch::Receiver<LinkState>) {
-    if *link.borrow() == LinkState::Cut {
+async fn pass(mut outside: TcpStream, behind: String, mut link: watch::Receiver<ProxiedLinkState>) {
+    if *link.borrow() == ProxiedLinkState::Cut {
         return;
     }
     let Ok(mut inside) = TcpStream::connect(&behind).await else { return };
@@ -60,7 +60,7 @@ async fn pass(mut outside: TcpStream, behind: String, mut link: watch::Receiver<
     tokio::select! {
         () = copy(&mut from_outside, &mut to_inside, link.clone()) => {}
         () = copy(&mut from_inside, &mut to_outside, link.clone()) => {}
-        _ = cut.wait_for(|state| *state == LinkState::Cut) => {}
+        _ = cut.wait_for(|state| *state == ProxiedLinkState::Cut) => {}
     }
     link.mark_unchanged();
 }
@@ -69,11 +69,11 @@ async fn pass(mut outside: TcpStream, behind: String, mut link: watch::Receiver<
 async fn copy(
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
-    link: watch::Receiver<LinkState>,
+    link: watch::Receiver<ProxiedLinkState>,
 ) {
     let mut piece = vec![0; 64 << 10];
     loop {
-        let slow = *link.borrow() == LinkState::Slow;
+        let slow = *link.borrow() == ProxiedLinkState::Slow;
         let room = if slow { SLOW_PIECE } else { piece.len() };
         let Ok(read @ 1..) = from.read(&mut piece[..room]).await else { return };
         if to.write_all(&piece[..read]).await.is_err() {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// A process that faults meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Target {
+pub(crate) enum ChaosTarget {
     Gateway,
     Engine(usize),
     Master,
@@ -13,7 +13,7 @@ pub(crate) enum Target {
 
 /// A connection that goes through a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Link {
+pub(crate) enum ProxiedLink {
     /// From the gateway to an engine.
     Engine(usize),
     /// From a store, or a client of it, to the master.
@@ -21,15 +21,15 @@ pub(crate) enum Link {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub(crate) enum ChaosFault {
     /// `kill -9`; started again at the end.
-    Kill(Target),
+    Kill(ChaosTarget),
     /// SIGSTOP; SIGCONT at the end.
-    Stop(Target),
+    Stop(ChaosTarget),
     /// Connections are closed, and new ones too.
-    Cut(Link),
+    Cut(ProxiedLink),
     /// 16 KiB per second.
-    Slow(Link),
+    Slow(ProxiedLink),
     /// The disk of the master's log is full.
     DiskFull,
 }
@@ -39,7 +39,7 @@ pub(crate) enum Fault {
 pub(crate) struct ScheduledFault {
     pub(crate) at: Duration,
     pub(crate) lasts: Duration,
-    pub(crate) fault: Fault,
+    pub(crate) fault: ChaosFault,
 }
 
 pub(crate) const ENGINES: usize = 4;
@@ -51,18 +51,18 @@ pub(crate) fn schedule(seed: u64, run: Duration) -> Vec<ScheduledFault> {
     let (mut faults, mut at) = (Vec::new(), Duration::from_secs(1));
     while at + Duration::from_secs(4) < run {
         let fault = match random.u32(..100) {
-            0..20 => Fault::Kill(Target::Engine(random.usize(..ENGINES))),
-            20..30 => Fault::Kill(Target::Master),
-            30..40 => Fault::Kill(Target::Store(random.usize(..STORES))),
-            40..55 => Fault::Stop(Target::Engine(random.usize(..ENGINES))),
-            55..60 => Fault::Stop(Target::Master),
-            60..65 => Fault::Stop(Target::Store(random.usize(..STORES))),
-            65..68 => Fault::Stop(Target::Gateway),
-            68..80 => Fault::Cut(Link::Engine(random.usize(..ENGINES))),
-            80..84 => Fault::Cut(Link::Master),
-            84..92 => Fault::Slow(Link::Engine(random.usize(..ENGINES))),
-            92..96 => Fault::Slow(Link::Master),
-            _ => Fault::DiskFull,
+            0..20 => ChaosFault::Kill(ChaosTarget::Engine(random.usize(..ENGINES))),
+            20..30 => ChaosFault::Kill(ChaosTarget::Master),
+            30..40 => ChaosFault::Kill(ChaosTarget::Store(random.usize(..STORES))),
+            40..55 => ChaosFault::Stop(ChaosTarget::Engine(random.usize(..ENGINES))),
+            55..60 => ChaosFault::Stop(ChaosTarget::Master),
+            60..65 => ChaosFault::Stop(ChaosTarget::Store(random.usize(..STORES))),
+            65..68 => ChaosFault::Stop(ChaosTarget::Gateway),
+            68..80 => ChaosFault::Cut(ProxiedLink::Engine(random.usize(..ENGINES))),
+            80..84 => ChaosFault::Cut(ProxiedLink::Master),
+            84..92 => ChaosFault::Slow(ProxiedLink::Engine(random.usize(..ENGINES))),
+            92..96 => ChaosFault::Slow(ProxiedLink::Master),
+            _ => ChaosFault::DiskFull,
         };
         let lasts = Duration::from_millis(random.u64(200..3000));
         faults.push(ScheduledFault { at, lasts, fault });

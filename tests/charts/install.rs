@@ -12,19 +12,19 @@ use kube::api::{
     Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
 };
 use kube::{Client, ResourceExt as _};
-use moongate_testkit::{ControlPlane, Namespace};
+use moongate_testkit::{ControlPlane, TestNamespace};
 use serde_json::{Value, json};
 
 use super::{CHART, examples};
 
 /// Long, because it only says when something hangs.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TEST_TIMEOUT: Duration = Duration::from_secs(90);
 const PAUSE: Duration = Duration::from_millis(300);
 
 /// Ended when dropped.
-struct Running(Child);
+struct ChartOperatorProcess(Child);
 
-impl Drop for Running {
+impl Drop for ChartOperatorProcess {
     fn drop(&mut self) {
         // Already gone is fine.
         let _ = self.0.kill();
@@ -70,7 +70,7 @@ fn helm(plane: &ControlPlane, arguments: &[&str]) {
     assert!(output.status.success(), "helm {}: {told}", arguments.join(" "));
 }
 
-fn groups(namespace: &Namespace) -> Api<DynamicObject> {
+fn groups(namespace: &TestNamespace) -> Api<DynamicObject> {
     let kind = GroupVersionKind::gvk("workloads.x-k8s.io", "v1alpha2", "RoleBasedGroup");
     Api::default_namespaced_with(namespace.client.clone(), &ApiResource::from_gvk(&kind))
 }
@@ -99,7 +99,11 @@ async fn others_kinds(client: &Client) {
 }
 
 /// Our operator, as the service account of that name.
-async fn start_operator(plane: &ControlPlane, namespace: &Namespace, account: &str) -> Running {
+async fn start_operator(
+    plane: &ControlPlane,
+    namespace: &TestNamespace,
+    account: &str,
+) -> ChartOperatorProcess {
     let accounts: Api<ServiceAccount> = Api::default_namespaced(namespace.client.clone());
     let (parameters, request) = (PostParams::default(), TokenRequest::default());
     let asked = accounts.create_token_request(account, &parameters, &request);
@@ -117,11 +121,11 @@ async fn start_operator(plane: &ControlPlane, namespace: &Namespace, account: &s
         .arg("--kubeconfig")
         .arg(kubeconfig);
     command.env("POD_NAMESPACE", &namespace.name).stdin(Stdio::null());
-    Running(command.spawn().unwrap())
+    ChartOperatorProcess(command.spawn().unwrap())
 }
 
 /// Says that all pods are ready, until the group is.
-async fn becomes_ready(namespace: &Namespace, groups: &Api<DynamicObject>, name: &str) {
+async fn becomes_ready(namespace: &TestNamespace, groups: &Api<DynamicObject>, name: &str) {
     let pods: Api<Pod> = Api::default_namespaced(namespace.client.clone());
     let begun = Instant::now();
     loop {
@@ -130,7 +134,7 @@ async fn becomes_ready(namespace: &Namespace, groups: &Api<DynamicObject>, name:
         if conditions.iter().any(|it| it["type"] == "Ready" && it["status"] == "True") {
             return;
         }
-        assert!(begun.elapsed() < PATIENCE, "{name}: {}", group.data["status"]);
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{name}: {}", group.data["status"]);
         for pod in pods.list(&ListParams::default()).await.unwrap() {
             if pod.status.as_ref().is_none_or(|status| status.pod_ip.is_none()) {
                 let status = json!({ "status": ready(&pod) });

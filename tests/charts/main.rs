@@ -95,7 +95,7 @@ fn pods_get_no_variables_from_services() {
 }
 
 #[test]
-fn an_operator_for_one_namespace_can_be_installed_without_rights_beyond_it() {
+fn namespaced_operator_needs_no_cluster_rights() {
     let only = "--set=operator.namespace=here,operator.webhooks=false,operator.clusterPermissions=false";
     let rendered = script("helm", &["template", "release", CHART, "--namespace=here", only]);
     let kinds: BTreeSet<&str> = rendered.lines().filter_map(|line| line.strip_prefix("kind: ")).collect();

@@ -48,7 +48,7 @@ fn commands(text: &str) -> Vec<String> {
 }
 
 /// What the program says to a command line that it does not understand. With `--help` it parses what comes before, and does nothing.
-fn complaint(line: &str) -> Option<String> {
+fn parse_error(line: &str) -> Option<String> {
     let script = format!("moongate() {{ \"$PROGRAM\" \"$@\" --help; }}\n{line}");
     let output = Command::new("sh")
         .args(["-c", &script])
@@ -73,7 +73,7 @@ fn every_command_line_is_understood_by_the_program() {
                 found[0]
             );
             for line in found.iter().filter(|_| mark == "sh") {
-                if let Some(complaint) = complaint(line) {
+                if let Some(complaint) = parse_error(line) {
                     panic!("{page}: {line}\n{complaint}");
                 }
                 checked += 1;
@@ -92,9 +92,9 @@ fn a_wrong_command_line_is_noticed() {
         "A=b moongate loadtest simulate --l3-gbs 3",
         "moongate master --rpc_prt=1",
     ] {
-        assert!(complaint(line).is_some(), "{line}");
+        assert!(parse_error(line).is_some(), "{line}");
     }
-    assert_eq!(complaint("A=b moongate gateway --prefill http://a:1 --policy 'least_load' # words"), None);
+    assert_eq!(parse_error("A=b moongate gateway --prefill http://a:1 --policy 'least_load' # words"), None);
     let block = "A=1 B_C=2 \\\n  moongate store --x …\n# moongate none\nmoongate kv ls | wc -l\nkubectl moongate status";
     assert_eq!(commands(block), ["A=1 B_C=2    moongate store --x", "moongate kv ls"]);
 }

@@ -12,7 +12,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use moongate_gateway::Code;
+use moongate_gateway::ApiErrorCode;
 use moongate_scheduler::PolicyName;
 
 /// Commands whose settings docs/configuration.md lists under a heading of their name.
@@ -126,53 +126,53 @@ fn every_policy_is_described_and_in_the_help() {
 #[test]
 fn every_error_code_is_described_with_its_status() {
     // A new variant does not compile until it is here.
-    let listed = |code: Code| match code {
-        Code::InvalidJson
-        | Code::InvalidRequest
-        | Code::BodyTooLarge
-        | Code::UnsupportedMediaType
-        | Code::BodyIncomplete
-        | Code::ModelNotFound
-        | Code::Unauthorized
-        | Code::InvalidApiKey
-        | Code::InsufficientPermissions
-        | Code::RateLimited
-        | Code::NotFound
-        | Code::MethodNotAllowed
-        | Code::NoEngineAvailable
-        | Code::Overloaded
-        | Code::UnsupportedByFleet
-        | Code::PrefillFailed
-        | Code::DecodeFailed
-        | Code::WorkerFailed
-        | Code::EngineUnavailable
-        | Code::EngineTimeout
-        | Code::GatewayOverloaded
-        | Code::ShuttingDown => (code.as_str().to_owned(), code.status().as_u16().to_string()),
+    let listed = |code: ApiErrorCode| match code {
+        ApiErrorCode::InvalidJson
+        | ApiErrorCode::InvalidRequest
+        | ApiErrorCode::BodyTooLarge
+        | ApiErrorCode::UnsupportedMediaType
+        | ApiErrorCode::BodyIncomplete
+        | ApiErrorCode::ModelNotFound
+        | ApiErrorCode::Unauthorized
+        | ApiErrorCode::InvalidApiKey
+        | ApiErrorCode::InsufficientPermissions
+        | ApiErrorCode::RateLimited
+        | ApiErrorCode::NotFound
+        | ApiErrorCode::MethodNotAllowed
+        | ApiErrorCode::NoEngineAvailable
+        | ApiErrorCode::Overloaded
+        | ApiErrorCode::UnsupportedByFleet
+        | ApiErrorCode::PrefillFailed
+        | ApiErrorCode::DecodeFailed
+        | ApiErrorCode::WorkerFailed
+        | ApiErrorCode::EngineUnavailable
+        | ApiErrorCode::EngineTimeout
+        | ApiErrorCode::GatewayOverloaded
+        | ApiErrorCode::ShuttingDown => (code.as_str().to_owned(), code.status().as_u16().to_string()),
     };
     let codes = [
-        Code::InvalidJson,
-        Code::InvalidRequest,
-        Code::BodyTooLarge,
-        Code::UnsupportedMediaType,
-        Code::BodyIncomplete,
-        Code::ModelNotFound,
-        Code::Unauthorized,
-        Code::InvalidApiKey,
-        Code::InsufficientPermissions,
-        Code::RateLimited,
-        Code::NotFound,
-        Code::MethodNotAllowed,
-        Code::NoEngineAvailable,
-        Code::Overloaded,
-        Code::UnsupportedByFleet,
-        Code::PrefillFailed,
-        Code::DecodeFailed,
-        Code::WorkerFailed,
-        Code::EngineUnavailable,
-        Code::EngineTimeout,
-        Code::GatewayOverloaded,
-        Code::ShuttingDown,
+        ApiErrorCode::InvalidJson,
+        ApiErrorCode::InvalidRequest,
+        ApiErrorCode::BodyTooLarge,
+        ApiErrorCode::UnsupportedMediaType,
+        ApiErrorCode::BodyIncomplete,
+        ApiErrorCode::ModelNotFound,
+        ApiErrorCode::Unauthorized,
+        ApiErrorCode::InvalidApiKey,
+        ApiErrorCode::InsufficientPermissions,
+        ApiErrorCode::RateLimited,
+        ApiErrorCode::NotFound,
+        ApiErrorCode::MethodNotAllowed,
+        ApiErrorCode::NoEngineAvailable,
+        ApiErrorCode::Overloaded,
+        ApiErrorCode::UnsupportedByFleet,
+        ApiErrorCode::PrefillFailed,
+        ApiErrorCode::DecodeFailed,
+        ApiErrorCode::WorkerFailed,
+        ApiErrorCode::EngineUnavailable,
+        ApiErrorCode::EngineTimeout,
+        ApiErrorCode::GatewayOverloaded,
+        ApiErrorCode::ShuttingDown,
     ];
     let real: BTreeSet<_> = codes.into_iter().map(listed).collect();
     let described: BTreeSet<_> =
@@ -181,13 +181,13 @@ fn every_error_code_is_described_with_its_status() {
 }
 
 /// `moongate up` on free ports; ended when dropped.
-struct Up {
+struct UpProcess {
     child: Child,
     /// What it says once it is up.
     welcome: String,
 }
 
-impl Up {
+impl UpProcess {
     fn start() -> Self {
         let arguments = ["up", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"];
         let mut child = moongate(&arguments).stdout(Stdio::piped()).spawn().unwrap();
@@ -209,7 +209,7 @@ impl Up {
     }
 }
 
-impl Drop for Up {
+impl Drop for UpProcess {
     fn drop(&mut self) {
         // Already gone is fine.
         let _ = self.child.kill();
@@ -217,7 +217,7 @@ impl Drop for Up {
     }
 }
 
-fn ask(address: &str, head: &str, body: &str) -> String {
+fn http_exchange(address: &str, head: &str, body: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     let length = body.len();
     let request = format!(
@@ -231,8 +231,8 @@ fn ask(address: &str, head: &str, body: &str) -> String {
 }
 
 #[test]
-fn the_first_command_works_as_the_readme_says_and_its_metrics_are_described() {
-    let up = Up::start();
+fn readme_quickstart_works_and_its_metrics_are_documented() {
+    let up = UpProcess::start();
     let clients = up.address("http://");
     let readme = read("README.md");
     let example: Vec<&str> = up.welcome.lines().skip_while(|line| !line.contains("curl ")).take(2).collect();
@@ -242,10 +242,10 @@ fn the_first_command_works_as_the_readme_says_and_its_metrics_are_described() {
         assert!(readme.contains(&line), "README.md lacks what `moongate up` tells to try: {line}");
     }
     let body = example[1].split('\'').nth(1).unwrap();
-    let answer = ask(clients, "POST /v1/chat/completions", body);
+    let answer = http_exchange(clients, "POST /v1/chat/completions", body);
     assert!(answer.contains("data: [DONE]"), "{answer}");
 
-    let scraped = ask(up.address("Metrics: http://"), "GET /metrics", "");
+    let scraped = http_exchange(up.address("Metrics: http://"), "GET /metrics", "");
     metrics::describe_what_is_scraped(&scraped);
 }
 

@@ -8,7 +8,7 @@ use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use super::{ask, moongate, read};
+use super::{http_exchange, moongate, read};
 
 /// Set, the page is written instead of compared.
 const WRITE: &str = "MOONGATE_WRITE_DOCS";
@@ -16,15 +16,15 @@ const PAGE: &str = "docs/metrics.md";
 
 /// A family of metrics, as it is scraped.
 #[derive(Debug, Default)]
-struct Family {
+struct ScrapedMetricFamily {
     kind: String,
     help: String,
     labels: BTreeSet<String>,
 }
 
 /// Reads the text format, with or without what OpenMetrics adds.
-fn families(text: &str) -> BTreeMap<String, Family> {
-    let mut families: BTreeMap<String, Family> = BTreeMap::new();
+fn families(text: &str) -> BTreeMap<String, ScrapedMetricFamily> {
+    let mut families: BTreeMap<String, ScrapedMetricFamily> = BTreeMap::new();
     for line in text.lines() {
         if let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
             families.entry(name.to_owned()).or_default().help = help.to_owned();
@@ -68,13 +68,13 @@ fn table(text: &str, is_listed: impl Fn(&str) -> bool) -> String {
 }
 
 /// A program that is ended when dropped.
-struct Running {
+struct ScrapedProgram {
     child: Child,
     /// The value after each of the words that were looked for in its log.
-    told: [String; 2],
+    log_values: [String; 2],
 }
 
-impl Running {
+impl ScrapedProgram {
     /// Waits until its log has told something after each of the words.
     fn start(command: &mut Command, words: [&str; 2]) -> Self {
         let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
@@ -90,11 +90,11 @@ impl Running {
         }
         // Somebody must read on, or it would wait.
         std::thread::spawn(move || log.for_each(drop));
-        Self { child, told: told.map(Option::unwrap) }
+        Self { child, log_values: told.map(Option::unwrap) }
     }
 }
 
-impl Drop for Running {
+impl Drop for ScrapedProgram {
     fn drop(&mut self) {
         // Already gone is fine.
         let _ = self.child.kill();
@@ -110,22 +110,22 @@ fn store() -> [String; 2] {
     let data = format!("--data_dir={}", folder.path().join("master").display());
     let flags =
         ["master", "--enable_kv_events", events, "--kv_events_backend_id=b", "--enable_offload", &data];
-    let master = Running::start(&mut moongate(&[&flags[..], &here].concat()), [" rpc=", " admin="]);
+    let master = ScrapedProgram::start(&mut moongate(&[&flags[..], &here].concat()), [" rpc=", " admin="]);
     let mut store = moongate(&["store", "--port=0", "--tier-size=64mb", "-Dglobal_segment_size=64mb"]);
-    store.env("MOONCAKE_MASTER", &master.told[0]).env("MOONCAKE_LOCAL_HOSTNAME", "127.0.0.1");
+    store.env("MOONCAKE_MASTER", &master.log_values[0]).env("MOONCAKE_LOCAL_HOSTNAME", "127.0.0.1");
     store.env("MOONCAKE_OFFLOAD_ENABLED", "true").env("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", folder.path());
-    let store = Running::start(&mut store, [" data=", " http="]);
+    let store = ScrapedProgram::start(&mut store, [" data=", " http="]);
     let [object, again] = ["object", "again"].map(|name| folder.path().join(name).display().to_string());
     fs::write(&object, "value").unwrap();
     for arguments in [["kv", "put", "a/key", &object], ["kv", "get", "a/key", &again]] {
-        let done = moongate(&arguments).env("MOONCAKE_MASTER", &master.told[0]).status().unwrap();
+        let done = moongate(&arguments).env("MOONCAKE_MASTER", &master.log_values[0]).status().unwrap();
         assert!(done.success(), "{arguments:?}");
     }
-    [&master, &store].map(|running| ask(&running.told[1], "GET /metrics", ""))
+    [&master, &store].map(|running| http_exchange(&running.log_values[1], "GET /metrics", ""))
 }
 
 /// The page with these tables between the marks of their names.
-fn with_tables(page: &str, tables: &[(&str, String)]) -> String {
+fn replace_tables(page: &str, tables: &[(&str, String)]) -> String {
     let mut page = page.to_owned();
     for (name, table) in tables {
         let begin = format!("<!-- table: {name} -->\n");
@@ -155,7 +155,7 @@ fn the_page_of_metrics_is_made_of_what_the_programs_tell() {
         |name: &str| told[name].help.split_once(": ").is_some_and(|(call, _)| !call.contains(' '));
     let tables = [
         ("gateway", table(&moongate_gateway::all_metrics(), is_ours)),
-        ("operator", table(&moongate_operator::Metrics::all(), is_ours)),
+        ("operator", table(&moongate_operator::OperatorMetrics::sample_text(), is_ours)),
         ("sidecar", table(&moongate_sidecar::all_metrics(), is_ours)),
         ("store", table(&node, is_ours)),
         ("master", table(&master, |name| !is_of_calls(name))),
@@ -165,7 +165,7 @@ fn the_page_of_metrics_is_made_of_what_the_programs_tell() {
     let tables =
         tables.into_iter().chain([("aliases", format!("| name in smg | family |\n|---|---|\n{aliases}"))]);
     let page = read(PAGE);
-    let wanted = with_tables(&page, &tables.collect::<Vec<_>>());
+    let wanted = replace_tables(&page, &tables.collect::<Vec<_>>());
     if std::env::var_os(WRITE).is_some() {
         fs::write(Path::new(env!("CARGO_MANIFEST_DIR")).join(PAGE), wanted).unwrap();
         return;

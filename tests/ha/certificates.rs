@@ -3,9 +3,9 @@
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tempfile::TempDir;
 
-pub(crate) struct Certificates(TempDir);
+pub(crate) struct HaCertificates(TempDir);
 
-impl Certificates {
+impl HaCertificates {
     /// For all who are at this address.
     pub(crate) fn make(host: &str) -> Self {
         let folder = TempDir::new().unwrap();

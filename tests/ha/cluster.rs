@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
-use crate::certificates::Certificates;
-use crate::lease::Lease;
-use crate::network::{Network, run};
+use crate::certificates::HaCertificates;
+use crate::lease::LeaseElection;
+use crate::network::{HaNetwork, run};
 use crate::store::free_port;
 
 /// Long, because it only says when a test hangs.
@@ -20,7 +20,7 @@ pub(crate) const MASTERS: usize = 3;
 const ETCDS: usize = 3;
 
 /// A node of etcd: `HOST:PORT` for clients without TLS and with it, a URL for the others.
-struct Node {
+struct EtcdNode {
     plain: String,
     secured: String,
     peer: String,
@@ -28,58 +28,62 @@ struct Node {
 
 /// What is not as in the simplest cluster.
 #[derive(Default)]
-struct Setup {
+struct HaClusterSetup {
     /// Whether masters keep their states on disks.
     on_disks: bool,
     /// For TLS.
-    certificates: Option<Certificates>,
+    certificates: Option<HaCertificates>,
     /// Instead of etcd.
-    lease: Option<Lease>,
+    lease: Option<LeaseElection>,
 }
 
 /// Three masters, and three nodes of etcd or a Lease. Killed when dropped.
-pub(crate) struct Cluster {
+pub(crate) struct HaCluster {
     masters: Vec<Option<Child>>,
     etcds: Vec<Child>,
-    nodes: Vec<Node>,
+    nodes: Vec<EtcdNode>,
     /// Ports of the masters' administration, and of their metadata servers.
     admin: Vec<u16>,
     metadata: Vec<u16>,
     http: reqwest::Client,
-    setup: Setup,
+    setup: HaClusterSetup,
     folder: TempDir,
-    network: Network,
+    network: HaNetwork,
 }
 
-impl Cluster {
-    pub(crate) async fn start(network: Network) -> Self {
-        Self::start_with(network, Setup::default()).await
+impl HaCluster {
+    pub(crate) async fn start(network: HaNetwork) -> Self {
+        Self::start_with(network, HaClusterSetup::default()).await
     }
 
-    pub(crate) async fn start_on_disks(network: Network) -> Self {
-        Self::start_with(network, Setup { on_disks: true, ..Setup::default() }).await
+    pub(crate) async fn start_on_disks(network: HaNetwork) -> Self {
+        Self::start_with(network, HaClusterSetup { on_disks: true, ..HaClusterSetup::default() }).await
     }
 
     /// With TLS between masters, and between them and etcd.
     pub(crate) async fn start_secured() -> Self {
-        let network = Network::loopback();
-        let certificates = Certificates::make(&network.etcd);
-        Self::start_with(network, Setup { certificates: Some(certificates), ..Setup::default() }).await
+        let network = HaNetwork::loopback();
+        let certificates = HaCertificates::make(&network.etcd);
+        Self::start_with(
+            network,
+            HaClusterSetup { certificates: Some(certificates), ..HaClusterSetup::default() },
+        )
+        .await
     }
 
     /// With a Lease of a real control plane in place of etcd.
     pub(crate) async fn start_with_lease() -> Self {
-        let network = Network::loopback();
-        let lease = Lease::start(&network.masters).await;
-        Self::start_with(network, Setup { lease: Some(lease), ..Setup::default() }).await
+        let network = HaNetwork::loopback();
+        let lease = LeaseElection::start(&network.masters).await;
+        Self::start_with(network, HaClusterSetup { lease: Some(lease), ..HaClusterSetup::default() }).await
     }
 
-    async fn start_with(network: Network, setup: Setup) -> Self {
+    async fn start_with(network: HaNetwork, setup: HaClusterSetup) -> Self {
         let mut nodes = Vec::new();
         while nodes.len() < ETCDS && setup.lease.is_none() {
             let [plain, secured] = [free_port(), free_port()].map(|port| format!("{}:{port}", network.etcd));
             let peer = format!("http://127.0.0.1:{}", free_port());
-            nodes.push(Node { plain, secured, peer });
+            nodes.push(EtcdNode { plain, secured, peer });
         }
         let (mut admin, mut metadata) = (Vec::new(), Vec::new());
         for _ in 0..MASTERS {
@@ -93,7 +97,7 @@ impl Cluster {
         let mut cluster = Self { masters, etcds, nodes, admin, metadata, http, setup, folder, network };
         if cluster.setup.lease.is_none() {
             cluster.start_etcds();
-            cluster.until("etcd answers", async |it| it.key("x").await.is_some()).await;
+            cluster.wait_until("etcd answers", async |it| it.key("x").await.is_some()).await;
         }
         cluster.start_masters();
         cluster
@@ -114,7 +118,7 @@ impl Cluster {
         }
     }
 
-    fn endpoints(&self, of: impl Fn(&Node) -> &str) -> String {
+    fn endpoints(&self, of: impl Fn(&EtcdNode) -> &str) -> String {
         self.nodes.iter().map(of).collect::<Vec<_>>().join(";")
     }
 
@@ -124,7 +128,7 @@ impl Cluster {
     }
 
     /// The Lease of masters that have one.
-    pub(crate) fn lease(&self) -> &Lease {
+    pub(crate) fn lease(&self) -> &LeaseElection {
         self.setup.lease.as_ref().unwrap()
     }
 
@@ -134,8 +138,8 @@ impl Cluster {
         let replication = if self.network.namespaces.is_some() { 50_052 } else { free_port() };
         let etcd = |endpoints| format!("--ha_backend_type=etcd --ha_backend_connstring={endpoints}");
         let backend = match &self.setup {
-            Setup { lease: Some(lease), .. } => lease.flags(master),
-            Setup { certificates: Some(certificates), .. } => {
+            HaClusterSetup { lease: Some(lease), .. } => lease.flags(master),
+            HaClusterSetup { certificates: Some(certificates), .. } => {
                 format!("{} {}", etcd(self.endpoints(|node| &node.secured)), certificates.flags())
             }
             _ => etcd(self.endpoints(|node| &node.plain)),
@@ -204,31 +208,31 @@ impl Cluster {
     }
 
     /// Nothing of this master reaches etcd any more.
-    pub(crate) async fn cut_from_etcd(&self, master: usize) {
-        self.cut(master, &self.network.etcd).await;
+    pub(crate) async fn disconnect_from_etcd(&self, master: usize) {
+        self.disconnect(master, &self.network.etcd).await;
     }
 
     /// Nothing of this master reaches the others any more.
-    pub(crate) async fn cut_from_masters(&self, master: usize) {
+    pub(crate) async fn disconnect_from_masters(&self, master: usize) {
         for (other, address) in self.network.masters.iter().enumerate() {
             if other != master {
-                self.cut(master, address.rsplit_once(':').unwrap().0).await;
+                self.disconnect(master, address.rsplit_once(':').unwrap().0).await;
             }
         }
     }
 
-    async fn cut(&self, master: usize, host: &str) {
+    async fn disconnect(&self, master: usize, host: &str) {
         let inside = self.network.inside(master).unwrap();
         assert!(run(&format!("{inside}ip route add blackhole {host}/32")).await);
     }
 
-    pub(crate) async fn heal(&self, master: usize) {
+    pub(crate) async fn reconnect(&self, master: usize) {
         let inside = self.network.inside(master).unwrap();
         assert!(run(&format!("{inside}ip route flush type blackhole")).await);
     }
 
     /// What a master on loopback says of itself, and the status of a question about data.
-    pub(crate) async fn says(&self, master: usize) -> (String, u16) {
+    pub(crate) async fn status(&self, master: usize) -> (String, u16) {
         let url = |path| format!("http://127.0.0.1:{}/{path}", self.admin[master]);
         let role = self.http.get(url("role")).send().await.unwrap().text().await.unwrap();
         (role, self.http.get(url("get_all_keys")).send().await.unwrap().status().as_u16())
@@ -236,7 +240,8 @@ impl Cluster {
 
     /// Writes transfer metadata at the master that leads.
     pub(crate) async fn put_metadata(&self, key: &str, value: &'static str) {
-        let url = format!("http://127.0.0.1:{}/metadata?key={key}", self.metadata[self.leader().await]);
+        let url =
+            format!("http://127.0.0.1:{}/metadata?key={key}", self.metadata[self.wait_for_leader().await]);
         let put = self.http.put(url).body(value).send().await.unwrap();
         assert_eq!(put.status().as_u16(), 200);
     }
@@ -244,8 +249,8 @@ impl Cluster {
     /// Transfer metadata, from a master that leads, as soon as it serves.
     pub(crate) async fn metadata(&self, key: &str) -> String {
         let mut found = None;
-        self.until("metadata is served", async |it| {
-            let Some(leader) = it.leader_now().await else { return false };
+        self.wait_until("metadata is served", async |it| {
+            let Some(leader) = it.current_leader().await else { return false };
             let url = format!("http://127.0.0.1:{}/metadata?key={key}", it.metadata[leader]);
             let Ok(answer) = it.http.get(url).send().await else { return false };
             found = answer.text().await.ok();
@@ -256,9 +261,9 @@ impl Cluster {
     }
 
     /// Waits until a master on loopback stands by.
-    pub(crate) async fn stands_by(&self, master: usize) {
+    pub(crate) async fn wait_until_standby(&self, master: usize) {
         let url = format!("http://127.0.0.1:{}/role", self.admin[master]);
-        self.until("a master stands by", async |it| {
+        self.wait_until("a master stands by", async |it| {
             let Ok(role) = it.http.get(&url).send().await else { return false };
             role.text().await.is_ok_and(|role| role == "standby")
         })
@@ -282,7 +287,7 @@ impl Cluster {
     }
 
     /// The master that leads, if any does.
-    pub(crate) async fn leader_now(&self) -> Option<usize> {
+    pub(crate) async fn current_leader(&self) -> Option<usize> {
         let address = match &self.setup.lease {
             Some(lease) => lease.holder().await?,
             None => self.key("mooncake-store/mooncake_cluster/master_view").await?,
@@ -291,10 +296,10 @@ impl Cluster {
     }
 
     /// Waits until a master leads.
-    pub(crate) async fn leader(&self) -> usize {
+    pub(crate) async fn wait_for_leader(&self) -> usize {
         let mut found = None;
-        self.until("somebody leads", async |it| {
-            found = it.leader_now().await;
+        self.wait_until("somebody leads", async |it| {
+            found = it.current_leader().await;
             found.is_some()
         })
         .await;
@@ -302,8 +307,8 @@ impl Cluster {
     }
 
     /// Waits until so many masters may lead next.
-    pub(crate) async fn all_in_sync(&self, count: usize) {
-        self.until("masters are in sync", async |it| {
+    pub(crate) async fn wait_until_in_sync(&self, count: usize) {
+        self.wait_until("masters are in sync", async |it| {
             let list = match &it.setup.lease {
                 Some(lease) => lease.in_sync().await,
                 None => it.key("mooncake-store/mooncake_cluster/moongate/in_sync").await,
@@ -313,7 +318,7 @@ impl Cluster {
         .await;
     }
 
-    pub(crate) async fn until(&self, what: &str, mut is_so: impl AsyncFnMut(&Self) -> bool) {
+    pub(crate) async fn wait_until(&self, what: &str, mut is_so: impl AsyncFnMut(&Self) -> bool) {
         let begun = Instant::now();
         while !is_so(self).await {
             assert!(begun.elapsed() < LIMIT, "{what}: not in time");
@@ -322,7 +327,7 @@ impl Cluster {
     }
 }
 
-impl Drop for Cluster {
+impl Drop for HaCluster {
     /// Where a test fails, what everybody had to say.
     #[expect(clippy::print_stderr, reason = "a test says why it has failed")]
     fn drop(&mut self) {
@@ -339,7 +344,13 @@ impl Drop for Cluster {
     }
 }
 
-fn etcd(folder: &Path, at: usize, node: &Node, certificates: Option<&Certificates>, all: &str) -> Child {
+fn etcd(
+    folder: &Path,
+    at: usize,
+    node: &EtcdNode,
+    certificates: Option<&HaCertificates>,
+    all: &str,
+) -> Child {
     let mut command = Command::new("etcd");
     command.args(["--name", &format!("e{at}"), "--data-dir"]).arg(folder.join(format!("e{at}")));
     let mut client = format!("http://{}", node.plain);

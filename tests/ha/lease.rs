@@ -8,7 +8,7 @@ use k8s_openapi::api::coordination::v1::Lease as LeaseObject;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{ListParams, PostParams};
-use moongate_testkit::{ControlPlane, Namespace};
+use moongate_testkit::{ControlPlane, TestNamespace};
 use serde_json::{from_value, json};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
@@ -17,13 +17,13 @@ const NAME: &str = "store";
 const LABEL: &str = "mooncake.io/store-role=leader";
 
 /// A Lease, and pods that stand for the masters.
-pub(crate) struct Lease {
+pub(crate) struct LeaseElection {
     plane: Arc<ControlPlane>,
-    namespace: Namespace,
+    namespace: TestNamespace,
     service: String,
 }
 
-impl Lease {
+impl LeaseElection {
     /// For masters at these addresses.
     pub(crate) async fn start(masters: &[String]) -> Self {
         let plane = ControlPlane::shared().await.unwrap();

@@ -16,14 +16,14 @@ pub(crate) async fn run(line: &str) -> bool {
 }
 
 /// Where everybody is.
-pub(crate) struct Network {
+pub(crate) struct HaNetwork {
     pub(crate) etcd: String,
     pub(crate) masters: Vec<String>,
     /// What the names of namespaces begin with, if masters have their own.
     pub(crate) namespaces: Option<String>,
 }
 
-impl Network {
+impl HaNetwork {
     /// Everybody on loopback.
     pub(crate) fn loopback() -> Self {
         let mut masters = Vec::new();
@@ -73,7 +73,7 @@ impl Network {
     }
 }
 
-impl Drop for Network {
+impl Drop for HaNetwork {
     fn drop(&mut self) {
         let Some(prefix) = &self.namespaces else { return };
         let delete = |line: String| {

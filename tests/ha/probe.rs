@@ -9,21 +9,21 @@ use mooncake_wire::types::DEFAULT_TENANT;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::cluster::Cluster;
+use crate::cluster::HaCluster;
 
 /// Whoever has not answered by then does not answer.
-const SILENCE: Duration = Duration::from_secs(2);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A caller on a connection that stays.
-pub(crate) struct Probe(TcpStream);
+pub(crate) struct MasterProbe(TcpStream);
 
-impl Probe {
-    pub(crate) async fn connect(cluster: &Cluster, master: usize) -> Self {
+impl MasterProbe {
+    pub(crate) async fn connect(cluster: &HaCluster, master: usize) -> Self {
         Self(TcpStream::connect(cluster.address(master)).await.unwrap())
     }
 
     /// Asks something that the master has to know.
-    pub(crate) async fn ask(&mut self) {
+    pub(crate) async fn send(&mut self) {
         let mut request = BytesMut::new();
         let key = KeyArguments { key: "key-1", tenant: DEFAULT_TENANT };
         encode_request::<ExistKey, &str>(1, Dialect::NEWEST, &key, &mut request).unwrap();
@@ -32,15 +32,15 @@ impl Probe {
     }
 
     /// Whether an answer comes before silence or the end.
-    pub(crate) async fn answer(&mut self) -> bool {
+    pub(crate) async fn receives_response(&mut self) -> bool {
         // An answer is a few bytes, sent at once.
         let mut bytes = [0; 4096];
-        let read = tokio::time::timeout(SILENCE, self.0.read(&mut bytes)).await;
+        let read = tokio::time::timeout(RESPONSE_TIMEOUT, self.0.read(&mut bytes)).await;
         read.is_ok_and(|read| read.is_ok_and(|length| length > 0))
     }
 
-    pub(crate) async fn is_answered(&mut self) -> bool {
-        self.ask().await;
-        self.answer().await
+    pub(crate) async fn responds(&mut self) -> bool {
+        self.send().await;
+        self.receives_response().await
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::cluster::Cluster;
+use crate::cluster::HaCluster;
 use crate::store::{HANDSHAKE, NEWEST, RealNode};
 
 /// Long, because it only says when a test hangs.
@@ -10,28 +10,28 @@ const LIMIT: Duration = Duration::from_secs(90);
 /// Keys that are read at once.
 const BATCH: usize = 100;
 
-pub(crate) struct Writer {
+pub(crate) struct MooncakeWriter {
     node: RealNode,
     next: u64,
     /// Keys whose put succeeded.
-    written: Vec<String>,
+    acknowledged: Vec<String>,
 }
 
-impl Writer {
-    pub(crate) async fn start(cluster: &Cluster) -> Self {
+impl MooncakeWriter {
+    pub(crate) async fn start(cluster: &HaCluster) -> Self {
         // Else a client waits 30 s for a master that sleeps.
         let variables = [("MC_RPC_TIMEOUT_MS", "1000")];
         let node = RealNode::start_with(NEWEST, &cluster.entry(), HANDSHAKE, 64, &variables).await;
-        Self { node, next: 0, written: Vec::new() }
+        Self { node, next: 0, acknowledged: Vec::new() }
     }
 
     /// Puts until so many more have succeeded. Returns the longest time without a success.
     pub(crate) async fn write(&mut self, count: usize) -> Duration {
         let (begun, mut last, mut longest) = (Instant::now(), Instant::now(), Duration::ZERO);
         let mut refused = Vec::new();
-        let enough = self.written.len() + count;
-        while self.written.len() < enough {
-            let missing = enough - self.written.len();
+        let enough = self.acknowledged.len() + count;
+        while self.acknowledged.len() < enough {
+            let missing = enough - self.acknowledged.len();
             assert!(
                 begun.elapsed() < LIMIT,
                 "clients do not go on: {missing} of {count} puts are missing, the longest time without one \
@@ -40,11 +40,11 @@ impl Writer {
             );
             self.next += 1;
             let key = format!("key-{}", self.next);
-            let answer = self.node.ask(&format!("put {key} 100")).await;
+            let answer = self.node.send_command(&format!("put {key} 100")).await;
             if answer == "0" {
                 longest = longest.max(last.elapsed());
                 last = Instant::now();
-                self.written.push(key);
+                self.acknowledged.push(key);
             } else {
                 refused.push((begun.elapsed(), answer));
             }
@@ -54,10 +54,10 @@ impl Writer {
 
     /// Every key whose put succeeded can be read. On a busy machine a call may not be answered in time; then it is asked again.
     pub(crate) async fn check(&mut self) {
-        for keys in self.written.chunks(BATCH) {
+        for keys in self.acknowledged.chunks(BATCH) {
             let begun = Instant::now();
             loop {
-                let read = self.node.ask(&format!("read {}", keys.join(" "))).await;
+                let read = self.node.send_command(&format!("read {}", keys.join(" "))).await;
                 if read == keys.len().to_string() {
                     break;
                 }

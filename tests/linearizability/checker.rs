@@ -18,8 +18,8 @@ pub(crate) enum KeyOperation {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecordedCall {
     pub(crate) operation: KeyOperation,
-    pub(crate) called: u64,
-    pub(crate) answered: Option<u64>,
+    pub(crate) call_time: u64,
+    pub(crate) response_time: Option<u64>,
 }
 
 /// Most orders that are examined for one key.
@@ -34,15 +34,15 @@ type SearchState = (Vec<u64>, Option<u64>);
 /// When there is none, or when there are too many to examine.
 pub(crate) fn check(calls: &[RecordedCall]) -> Result<(), String> {
     let mut calls: Vec<RecordedCall> = calls.iter().filter(|it| is_evidence(it)).copied().collect();
-    calls.sort_by_key(|it| it.called);
+    calls.sort_by_key(|it| it.call_time);
     let mut seen: HashSet<SearchState> = HashSet::new();
     let mut open: Vec<SearchState> = vec![(vec![0; calls.len().div_ceil(64)], None)];
     while let Some((done, value)) = open.pop() {
         let has = |at: usize| done[at / 64] >> (at % 64) & 1 == 1;
         let left = || calls.iter().enumerate().filter(|(at, _)| !has(*at));
         // Whatever takes effect next was called before any other call that is left was answered.
-        let Some(limit) = left().filter_map(|(_, it)| it.answered).min() else { return Ok(()) };
-        for (at, call) in left().take_while(|(_, it)| it.called <= limit) {
+        let Some(limit) = left().filter_map(|(_, it)| it.response_time).min() else { return Ok(()) };
+        for (at, call) in left().take_while(|(_, it)| it.call_time <= limit) {
             let value = match call.operation {
                 KeyOperation::Write(value) => Some(value),
                 KeyOperation::Remove => None,
@@ -65,7 +65,7 @@ pub(crate) fn check(calls: &[RecordedCall]) -> Result<(), String> {
 
 /// An unanswered read is no evidence.
 fn is_evidence(call: &RecordedCall) -> bool {
-    call.answered.is_some() || !matches!(call.operation, KeyOperation::Read(_))
+    call.response_time.is_some() || !matches!(call.operation, KeyOperation::Read(_))
 }
 
 #[cfg(test)]
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     fn call(operation: KeyOperation, called: u64, answered: u64) -> RecordedCall {
-        RecordedCall { operation, called, answered: Some(answered).filter(|it| *it > 0) }
+        RecordedCall { operation, call_time: called, response_time: Some(answered).filter(|it| *it > 0) }
     }
 
     #[test]

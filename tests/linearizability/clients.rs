@@ -8,7 +8,7 @@ use mooncake_wire::rpc::{
     UpsertStart,
 };
 use mooncake_wire::types::{DEFAULT_TENANT, ObjectMeta, ReplicaType, ReplicateConfig, Uuid};
-use moongate_kvstore::rpc::Master;
+use moongate_kvstore::rpc::MasterClient;
 use moongate_runtime::Supervisor;
 
 use super::checker::KeyOperation;
@@ -41,7 +41,7 @@ pub(crate) fn start_clients(
 }
 
 struct RecordingClient {
-    master: Master,
+    master: MasterClient,
     id: Uuid,
     history: Arc<CallHistory>,
     random: fastrand::Rng,
@@ -100,9 +100,9 @@ impl RecordingClient {
         answer: Option<Result<(), E>>,
     ) -> Option<()> {
         match answer {
-            Some(Ok(())) => self.history.answered(key, operation, called),
+            Some(Ok(())) => self.history.record_response(key, operation, called),
             Some(Err(_)) => {}
-            None => self.history.unanswered(key, operation, called),
+            None => self.history.record_no_response(key, operation, called),
         }
         answer.map(|_| ())
     }
@@ -113,7 +113,7 @@ impl RecordingClient {
         let called = self.history.now();
         let found = self.master.call::<GetReplicaList, String>(&arguments).await.ok()?;
         if let Ok(list) = found {
-            self.history.answered(&key, KeyOperation::Read(list.object_checksum.unwrap()), called);
+            self.history.record_response(&key, KeyOperation::Read(list.object_checksum.unwrap()), called);
         }
         Some(())
     }

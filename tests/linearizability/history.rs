@@ -32,14 +32,14 @@ impl CallHistory {
     }
 
     /// Records a call that has been answered now.
-    pub(super) fn answered(&self, key: &str, operation: KeyOperation, called: u64) {
+    pub(super) fn record_response(&self, key: &str, operation: KeyOperation, called: u64) {
         let answered = Some(self.now());
-        self.record(key, RecordedCall { operation, called, answered });
+        self.record(key, RecordedCall { operation, call_time: called, response_time: answered });
     }
 
     /// Records a call that may have taken effect, or may still.
-    pub(super) fn unanswered(&self, key: &str, operation: KeyOperation, called: u64) {
-        self.record(key, RecordedCall { operation, called, answered: None });
+    pub(super) fn record_no_response(&self, key: &str, operation: KeyOperation, called: u64) {
+        self.record(key, RecordedCall { operation, call_time: called, response_time: None });
     }
 
     fn record(&self, key: &str, call: RecordedCall) {
@@ -53,7 +53,7 @@ impl CallHistory {
             let explained = check(calls);
             assert!(explained.is_ok(), "{key}: {explained:?}");
             for call in calls {
-                match (call.operation, call.answered) {
+                match (call.operation, call.response_time) {
                     (_, None) => seen.unanswered += 1,
                     (KeyOperation::Read(_), _) => seen.reads += 1,
                     _ => seen.writes += 1,

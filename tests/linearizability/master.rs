@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use mooncake_wire::rpc::{ReMountSegment, RemountArguments};
 use mooncake_wire::types::{Segment, Uuid};
-use moongate_kvstore::Retry;
-use moongate_kvstore::rpc::{Master, Options};
+use moongate_kvstore::BackoffPolicy;
+use moongate_kvstore::rpc::{MasterClient, MasterClientOptions};
 use moongate_runtime::Supervisor;
 
 /// Long, because it only ends a test that hangs.
@@ -25,17 +25,17 @@ fn segment() -> Segment<String> {
 }
 
 /// One connection to a master.
-pub(crate) fn connect(address: &str, supervisor: &Supervisor) -> Master {
-    let retry = Retry { first: Duration::from_millis(5), longest: Duration::from_millis(20) };
-    Master::new(
+pub(crate) fn connect(address: &str, supervisor: &Supervisor) -> MasterClient {
+    let retry = BackoffPolicy { initial: Duration::from_millis(5), max: Duration::from_millis(20) };
+    MasterClient::new(
         address,
-        Options { connections: 1, time_limit: LIMIT, retry, ..Options::default() },
+        MasterClientOptions { connections: 1, timeout: LIMIT, retry, ..MasterClientOptions::default() },
         supervisor,
     )
 }
 
 /// Mounts the node's memory, as its client does when the master asks for it. Waits until the master serves.
-pub(crate) async fn mount(master: &Master) {
+pub(crate) async fn mount(master: &MasterClient) {
     let arguments = RemountArguments { segments: vec![segment()], client_id: NODE };
     let mount = async {
         while !matches!(master.call::<ReMountSegment, String>(&arguments).await, Ok(Ok(()))) {

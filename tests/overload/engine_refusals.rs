@@ -2,20 +2,25 @@
 
 use axum::http::StatusCode;
 
-use crate::world::gateway::Gateway;
-use crate::world::scripted::{Answer, Script, Scripted};
+use crate::world::gateway::TestGateway;
+use crate::world::scripted::{EngineScript, ScriptedEngine, ScriptedEngineResponse};
 use crate::world::{client, openai_error};
 
 /// A gateway in front of one engine that answers so.
-async fn world(answer: Answer) -> (Gateway, Scripted) {
-    let script =
-        Script { model: "sim", dp_size: 1, sglang_role: None, mooncake_query: None, server_info: Vec::new() };
-    let engine = Scripted::start(script, answer).await;
+async fn gateway_with_engine(answer: ScriptedEngineResponse) -> (TestGateway, ScriptedEngine) {
+    let script = EngineScript {
+        model: "sim",
+        dp_size: 1,
+        sglang_role: None,
+        mooncake_query: None,
+        server_info: Vec::new(),
+    };
+    let engine = ScriptedEngine::start(script, answer).await;
     let flags = [format!("--worker=http://{}", engine.address), "--retry-backoff=1ms".to_owned()];
-    (Gateway::start_ready(&flags).await, engine)
+    (TestGateway::start_ready(&flags).await, engine)
 }
 
-async fn ask(gateway: &Gateway, stream: bool) -> reqwest::Response {
+async fn send(gateway: &TestGateway, stream: bool) -> reqwest::Response {
     let body = format!(r#"{{"model":"sim","prompt":"a","stream":{stream}}}"#);
     client().post(gateway.url("/v1/completions")).body(body).send().await.unwrap()
 }
@@ -24,12 +29,12 @@ async fn ask(gateway: &Gateway, stream: bool) -> reqwest::Response {
 async fn a_full_engine_s_status_and_retry_after_reach_the_client() {
     for (status, code) in [(503, "engine_unavailable"), (429, "engine_rejected")] {
         for (path, stream) in [("completions", false), ("completions", true), ("embeddings", false)] {
-            let refusal = Answer {
+            let refusal = ScriptedEngineResponse {
                 status: StatusCode::from_u16(status).unwrap(),
                 headers: vec![("retry-after", "17")],
-                ..Answer::json(r#"{"error":{"message":"full","type":"x","param":null}}"#)
+                ..ScriptedEngineResponse::json(r#"{"error":{"message":"full","type":"x","param":null}}"#)
             };
-            let (gateway, _engine) = world(refusal).await;
+            let (gateway, _engine) = gateway_with_engine(refusal).await;
             let body = format!(r#"{{"model":"sim","prompt":"a","input":"a","stream":{stream}}}"#);
             let request =
                 client().post(gateway.url(&format!("/v1/{path}"))).header("content-type", "application/json");
@@ -44,9 +49,12 @@ async fn a_full_engine_s_status_and_retry_after_reach_the_client() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_that_does_not_say_when_is_asked_again_in_a_second() {
-    let (gateway, _engine) =
-        world(Answer { status: StatusCode::SERVICE_UNAVAILABLE, ..Answer::json("loading") }).await;
-    let response = ask(&gateway, false).await;
+    let (gateway, _engine) = gateway_with_engine(ScriptedEngineResponse {
+        status: StatusCode::SERVICE_UNAVAILABLE,
+        ..ScriptedEngineResponse::json("loading")
+    })
+    .await;
+    let response = send(&gateway, false).await;
     assert_eq!(
         (response.status().as_u16(), &response.headers()["retry-after"]),
         (503, &"1".parse().unwrap())
@@ -60,8 +68,10 @@ async fn an_error_event_with_other_members_is_an_error() {
         r#"{"object":"error","id":"a","error":{"message":"broken","code":500}}"#,
         r#"{"id":"a","choices":[],"error":{"message":"broken"}}"#,
     ] {
-        let (gateway, _engine) = world(Answer::events(format!("data: {error}\n\ndata: [DONE]\n\n"))).await;
-        let response = ask(&gateway, true).await;
+        let (gateway, _engine) =
+            gateway_with_engine(ScriptedEngineResponse::events(format!("data: {error}\n\ndata: [DONE]\n\n")))
+                .await;
+        let response = send(&gateway, true).await;
         assert_eq!(response.status(), 502, "{error}");
         assert_eq!(openai_error(&response.bytes().await.unwrap())["code"], "worker_failed");
         let metrics = client().get(gateway.admin_url("/metrics")).send().await.unwrap().text().await.unwrap();
@@ -77,9 +87,11 @@ async fn an_error_event_with_other_members_is_an_error() {
 #[tokio::test(flavor = "multi_thread")]
 async fn only_streams_have_a_first_token() {
     let stream = "data: {\"choices\":[]}\n\ndata: {\"choices\":[]}\n\ndata: [DONE]\n\n";
-    for (answer, streams) in [(Answer::json(r#"{"choices":[]}"#), 0), (Answer::events(stream), 1)] {
-        let (gateway, _engine) = world(answer).await;
-        let response = ask(&gateway, streams == 1).await;
+    for (answer, streams) in
+        [(ScriptedEngineResponse::json(r#"{"choices":[]}"#), 0), (ScriptedEngineResponse::events(stream), 1)]
+    {
+        let (gateway, _engine) = gateway_with_engine(answer).await;
+        let response = send(&gateway, streams == 1).await;
         assert_eq!(response.status(), 200);
         response.bytes().await.unwrap();
         let metrics = client().get(gateway.admin_url("/metrics")).send().await.unwrap().text().await.unwrap();

@@ -6,16 +6,16 @@ use std::process::Stdio;
 use futures_util::future::join_all;
 use tokio::process::Command;
 
-use crate::world::binary::Binary;
-use crate::world::fleet::Fleet;
-use crate::world::raw_http::{RawConnection, RawResponse, post};
+use crate::world::fleet::TestFleetBuilder;
+use crate::world::process::MoongateProcess;
+use crate::world::raw_http::{RawHttpConnection, RawHttpResponse, post};
 use crate::world::{client, openai_error};
 
 const BODY: &str = r#"{"model":"sim","messages":[{"role":"user","content":"hi"}],"max_tokens":1}"#;
 
 /// A client that keeps its connection.
-async fn connect_and_ask(address: SocketAddr) -> (RawConnection, RawResponse) {
-    let mut connection = RawConnection::open(address).await;
+async fn connect_and_send(address: SocketAddr) -> (RawHttpConnection, RawHttpResponse) {
+    let mut connection = RawHttpConnection::open(address).await;
     connection.send(&post("/v1/chat/completions", BODY.as_bytes())).await;
     let response = connection.response().await;
     (connection, response)
@@ -23,13 +23,13 @@ async fn connect_and_ask(address: SocketAddr) -> (RawConnection, RawResponse) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_beyond_the_open_file_limit_get_503_and_the_rest_200() {
-    let engines = Fleet::sglang().pairs(2).engines().await;
+    let engines = TestFleetBuilder::sglang().pairs(2).engines().await;
     let mut shell = Command::new("sh");
     shell.args(["-c", r#"ulimit -n 256; exec "$0" "$@""#, env!("CARGO_BIN_EXE_moongate"), "gateway"]);
     shell.args(["--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--health-interval=100ms"]);
     shell.args(engines.flags()).env_clear().stdin(Stdio::null());
-    let mut gateway = Binary::spawn(&mut shell);
-    let line = gateway.line_with("gateway listens").await;
+    let mut gateway = MoongateProcess::spawn(&mut shell);
+    let line = gateway.wait_for_line("gateway listens").await;
     let field =
         |name: &str| line.split_whitespace().find_map(|word| word.strip_prefix(name)).unwrap().to_owned();
     let (address, admin) = (field("address=").parse().unwrap(), field("admin="));
@@ -37,7 +37,7 @@ async fn clients_beyond_the_open_file_limit_get_503_and_the_rest_200() {
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
 
-    let clients = join_all((0..400).map(|_| connect_and_ask(address))).await;
+    let clients = join_all((0..400).map(|_| connect_and_send(address))).await;
     let mut served = 0;
     for (_, response) in &clients {
         match response.status {
@@ -49,7 +49,7 @@ async fn clients_beyond_the_open_file_limit_get_503_and_the_rest_200() {
             _ => panic!("{response:?}"),
         }
     }
-    assert!((1..=128).contains(&served), "{served} of 400 were served\n{}", gateway.shown());
+    assert!((1..=128).contains(&served), "{served} of 400 were served\n{}", gateway.output_text());
     // The admin listener has descriptors of its own while clients hold all of theirs.
     let metrics = client().get(format!("http://{admin}/metrics")).send().await.unwrap().text().await.unwrap();
     let refused = metrics.lines().find_map(|line| {
@@ -60,5 +60,5 @@ async fn clients_beyond_the_open_file_limit_get_503_and_the_rest_200() {
 
     // Connections that close make room, and no engine was blamed.
     drop(clients);
-    while connect_and_ask(address).await.1.status != 200 {}
+    while connect_and_send(address).await.1.status != 200 {}
 }

@@ -6,12 +6,12 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
-use moongate_loadtest::engine::Fault;
+use moongate_loadtest::engine::EngineFault;
 
-use crate::world::binary::Binary;
-use crate::world::fleet::Fleet;
-use crate::world::raw_http::{RawConnection, exchange, post};
-use crate::world::{PATIENCE, client, openai_error};
+use crate::world::fleet::TestFleetBuilder;
+use crate::world::process::MoongateProcess;
+use crate::world::raw_http::{RawHttpConnection, exchange, post};
+use crate::world::{TEST_TIMEOUT, client, openai_error};
 
 const MIB: usize = 1 << 20;
 const CLIENTS: usize = 80;
@@ -26,8 +26,8 @@ fn memory(process: u32, line: &str) -> usize {
 }
 
 /// Sends a head that declares `declared` bytes, and `sent` of them.
-async fn half_sent(address: SocketAddr, declared: usize, sent: usize) -> RawConnection {
-    let mut connection = RawConnection::open(address).await;
+async fn half_sent(address: SocketAddr, declared: usize, sent: usize) -> RawHttpConnection {
+    let mut connection = RawHttpConnection::open(address).await;
     let head = format!("POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: {declared}\r\n\r\n");
     connection.send(head.as_bytes()).await;
     let piece = vec![b' '; sent.min(MIB)];
@@ -41,10 +41,10 @@ async fn half_sent(address: SocketAddr, declared: usize, sent: usize) -> RawConn
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unfinished_bodies_stay_within_their_memory_and_streams_go_on() {
-    let slow = Fleet::sglang().plain(1).engines().await;
+    let slow = TestFleetBuilder::sglang().plain(1).engines().await;
     let mut flags = slow.flags();
     flags.extend(["--body-memory=16777216".to_owned(), "--prompt-memory=4194304".to_owned()]);
-    let (gateway, addresses) = Binary::gateway(&flags).await;
+    let (gateway, addresses) = MoongateProcess::gateway(&flags).await;
     let address: SocketAddr = addresses.public.parse().unwrap();
     let url = format!("http://{address}/v1/chat/completions");
     while client().get(format!("http://{}/ready", addresses.admin)).send().await.unwrap().status() != 200 {
@@ -59,7 +59,7 @@ async fn unfinished_bodies_stay_within_their_memory_and_streams_go_on() {
     // All would take 400 MiB. Two fit at most: what counts are their bytes, beside which buffers are copied and freed.
     let clients = join_all((0..CLIENTS).map(|_| half_sent(address, 8 * MIB, 5 * MIB))).await;
     let mut responses: FuturesUnordered<_> =
-        clients.into_iter().map(async |mut client: RawConnection| client.response().await).collect();
+        clients.into_iter().map(async |mut client: RawHttpConnection| client.response().await).collect();
     for _ in 0..CLIENTS - 2 {
         let response = responses.next().await.unwrap();
         assert_eq!(response.status, 503, "{response:?}");
@@ -72,7 +72,7 @@ async fn unfinished_bodies_stay_within_their_memory_and_streams_go_on() {
     let response = exchange(address, &post("/v1/chat/completions", BODY.as_bytes())).await;
     assert_eq!(response.status, 200, "{response:?}");
     for _ in 0..3 {
-        tokio::time::timeout(PATIENCE, stream.next()).await.unwrap().unwrap().unwrap();
+        tokio::time::timeout(TEST_TIMEOUT, stream.next()).await.unwrap().unwrap().unwrap();
     }
 
     drop(responses);
@@ -88,7 +88,7 @@ async fn unfinished_bodies_stay_within_their_memory_and_streams_go_on() {
     }
     let large = format!("{}{BODY}", " ".repeat(8 * MIB));
     let response = exchange(address, &post("/v1/chat/completions", large.as_bytes())).await;
-    assert_eq!(response.status, 200, "{} {}", String::from_utf8_lossy(&response.body), gateway.shown());
+    assert_eq!(response.status, 200, "{} {}", String::from_utf8_lossy(&response.body), gateway.output_text());
 }
 
 /// What is declared costs nothing, and connections that wait for the rest of a body have a share of the memory as well: with what a container of
@@ -100,7 +100,7 @@ async fn ten_thousand_unfinished_bodies_stay_under_100_mb() {
     const PIECE: usize = 200;
     let flags =
         ["--registration", "--body-memory=536870912", "--max-connections=10100"].map(str::to_owned).to_vec();
-    let (gateway, addresses) = Binary::gateway(&flags).await;
+    let (gateway, addresses) = MoongateProcess::gateway(&flags).await;
     let address: SocketAddr = addresses.public.parse().unwrap();
     let before = memory(gateway.id(), "VmRSS");
     let mut waiting = Vec::new();
@@ -127,19 +127,19 @@ async fn ten_thousand_unfinished_bodies_stay_under_100_mb() {
 /// A body from which members were taken out is another piece of memory, and counts for as long as the request is in progress.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_without_some_members_stays_counted() {
-    let engines = Fleet::sglang().plain(1).engines().await;
-    let (_gateway, addresses) = Binary::gateway(&engines.flags()).await;
+    let engines = TestFleetBuilder::sglang().plain(1).engines().await;
+    let (_gateway, addresses) = MoongateProcess::gateway(&engines.flags()).await;
     let address: SocketAddr = addresses.public.parse().unwrap();
     let admin = format!("http://{}", addresses.admin);
     while client().get(format!("{admin}/ready")).send().await.unwrap().status() != 200 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let worker = &engines.workers[0];
-    worker.set_fault(Fault::Hang);
+    worker.set_fault(EngineFault::Hang);
     let started = worker.stats().started;
     let members = BODY.strip_suffix('}').unwrap();
     let body = format!("{}{members},\"bootstrap_room\":7}}", " ".repeat(2 * MIB));
-    let mut held = RawConnection::open(address).await;
+    let mut held = RawHttpConnection::open(address).await;
     assert!(held.send(&post("/v1/chat/completions", body.as_bytes())).await);
     while worker.stats().started == started {
         tokio::time::sleep(Duration::from_millis(5)).await;

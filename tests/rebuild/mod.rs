@@ -4,26 +4,26 @@ use std::path::Path;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use moongate_kvclient::{Client, Options, PutOptions};
+use moongate_kvclient::{KvClient, KvClientOptions, PutOptions};
 use moongate_runtime::Supervisor;
 use tempfile::TempDir;
 use tokio::process::Command;
 
 use crate::ports::free_port;
 use crate::start;
-use crate::world::PATIENCE;
-use crate::world::binary::Binary;
+use crate::world::TEST_TIMEOUT;
+use crate::world::process::MoongateProcess;
 
 const KEYS: usize = 400;
 const REMOVED: usize = 40;
 
 /// A node whose memory survives its process.
-struct Node {
-    binary: Binary,
+struct RebuildNode {
+    binary: MoongateProcess,
     http: String,
 }
 
-impl Node {
+impl RebuildNode {
     async fn start(master: u16, folder: &Path) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_moongate"));
         command.args(["store", "--port=0", "--listen=127.0.0.1", "--allow-peers=127.0.0.0/8"]);
@@ -32,8 +32,8 @@ impl Node {
         command.env("MOONCAKE_LOCAL_HOSTNAME", "127.0.0.1");
         command.env("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE");
         command.env("MOONCAKE_GLOBAL_SEGMENT_SIZE", "64mb");
-        let mut binary = Binary::spawn(&mut command);
-        let line = binary.line_with("this node lends memory").await;
+        let mut binary = MoongateProcess::spawn(&mut command);
+        let line = binary.wait_for_line("this node lends memory").await;
         let http = line.split_whitespace().find_map(|word| word.strip_prefix("http=")).unwrap().to_owned();
         Self { binary, http }
     }
@@ -45,20 +45,20 @@ impl Node {
     }
 
     async fn has_cataloged(&self, objects: usize) {
-        until("the node has recorded its objects", async || {
+        wait_until("the node has recorded its objects", async || {
             self.metric("moongate_store_catalog_objects").await == objects as u64
         })
         .await;
     }
 }
 
-async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
+async fn wait_until(what: &str, mut so: impl AsyncFnMut() -> bool) {
     let waited = async {
         while !so().await {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    assert!(tokio::time::timeout(PATIENCE, waited).await.is_ok(), "{what}");
+    assert!(tokio::time::timeout(TEST_TIMEOUT, waited).await.is_ok(), "{what}");
 }
 
 fn key(number: usize) -> String {
@@ -69,11 +69,11 @@ fn bytes(number: usize) -> Vec<u8> {
     (0..1000 + number * 97 % 70_000).map(|at| (at * 31 + number * 7) as u8).collect()
 }
 
-fn client(master: u16, supervisor: &Supervisor) -> Client {
-    Client::new(&format!("127.0.0.1:{master}"), Options::default(), supervisor).unwrap()
+fn client(master: u16, supervisor: &Supervisor) -> KvClient {
+    KvClient::new(&format!("127.0.0.1:{master}"), KvClientOptions::default(), supervisor).unwrap()
 }
 
-async fn put_all(client: &Client) {
+async fn put_all(client: &KvClient) {
     let numbers = futures_util::stream::iter(0..KEYS);
     let put = async |number: usize| {
         client.put(&key(number), &bytes(number), &PutOptions::default()).await.unwrap();
@@ -85,7 +85,7 @@ async fn put_all(client: &Client) {
 }
 
 /// How many objects are there. None has other bytes than its own, and no removed one is there.
-async fn check_all(client: &Client) -> usize {
+async fn check_all(client: &KvClient) -> usize {
     let mut found = 0;
     for number in 0..KEYS {
         match client.get(&key(number)).await {
@@ -105,18 +105,18 @@ async fn a_master_that_lost_its_log_gets_every_object_back() {
     let (data, memory) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let (port, supervisor) = (free_port(), Supervisor::new());
     let master = start(port, data.path());
-    let node = Node::start(port, memory.path()).await;
+    let node = RebuildNode::start(port, memory.path()).await;
     let ours = client(port, &supervisor);
     put_all(&ours).await;
     node.has_cataloged(KEYS - REMOVED).await;
 
     // The master's machine is replaced; the node's process runs on.
     master.signal("KILL").await;
-    master.ended().await;
+    master.wait().await;
     drop(data);
     let data = TempDir::new().unwrap();
     let mut master = start(port, data.path());
-    master.line_with("a node's inventory has been offered").await;
+    master.wait_for_line("a node's inventory has been offered").await;
     assert_eq!(check_all(&ours).await, KEYS - REMOVED);
     let exists = ours.exist(&[&key(0), &key(KEYS - 1)]).await.unwrap();
     assert_eq!(exists, [true, false]);
@@ -125,13 +125,13 @@ async fn a_master_that_lost_its_log_gets_every_object_back() {
     // Both are killed, and the log is gone. New puts then get ranges of their own.
     node.binary.signal("KILL").await;
     master.signal("KILL").await;
-    node.binary.ended().await;
-    master.ended().await;
+    node.binary.wait().await;
+    master.wait().await;
     drop(data);
     let data = TempDir::new().unwrap();
     let mut master = start(port, data.path());
-    let node = Node::start(port, memory.path()).await;
-    master.line_with("a node's inventory has been offered").await;
+    let node = RebuildNode::start(port, memory.path()).await;
+    master.wait_for_line("a node's inventory has been offered").await;
     let again = client(port, &supervisor);
     for number in KEYS..KEYS + 100 {
         again.put(&key(number), &bytes(number), &PutOptions::default()).await.unwrap();
@@ -144,12 +144,12 @@ async fn a_master_that_lost_its_log_gets_every_object_back() {
     // With its log, the master prefers that: what was removed while the node was away stays away.
     node.has_cataloged(KEYS - REMOVED + 100).await;
     node.binary.signal("KILL").await;
-    node.binary.ended().await;
+    node.binary.wait().await;
     again.remove(&key(0), true).await.unwrap();
     master.signal("KILL").await;
-    master.ended().await;
+    master.wait().await;
     let _master = start(port, data.path());
-    let node = Node::start(port, memory.path()).await;
+    let node = RebuildNode::start(port, memory.path()).await;
     let last = client(port, &supervisor);
     assert_eq!(check_all(&last).await, KEYS - REMOVED - 1);
     node.has_cataloged(KEYS - REMOVED + 99).await;

@@ -11,14 +11,14 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 
 use crate::world::client;
-use crate::world::gateway::Gateway;
+use crate::world::gateway::TestGateway;
 use crate::world::raw_http::exchange;
 use crate::{folder, installed};
 
 /// Requests for each shape of the fleet.
 const CASES: u64 = 400;
 /// Requests at once.
-const AT_ONCE: usize = 8;
+const CONCURRENCY: usize = 8;
 /// In every value that must not arrive; legitimate values of the gateway's own never have it.
 const MARK: &str = "evil6666";
 
@@ -197,12 +197,12 @@ fn request(rng: &mut Rng, case: u64) -> Vec<u8> {
 }
 
 /// Engines on a real server.
-struct Served {
+struct UvicornEngines {
     engines: Vec<SocketAddr>,
     _child: Child,
 }
 
-impl Served {
+impl UvicornEngines {
     async fn start(roles: &[&str]) -> Self {
         let python = installed().await.join("venv/bin/python");
         let mut command = Command::new(python);
@@ -217,7 +217,7 @@ impl Served {
     }
 
     /// What reached all of them from clients.
-    async fn seen(&self) -> Vec<Value> {
+    async fn received(&self) -> Vec<Value> {
         let mut all = Vec::new();
         for engine in &self.engines {
             let seen = client().get(format!("http://{engine}/seen")).send().await.unwrap();
@@ -227,20 +227,20 @@ impl Served {
     }
 }
 
-async fn nothing_steers(served: Served, flags: Vec<String>, is_pair: bool) {
+async fn assert_nothing_steers(served: UvicornEngines, flags: Vec<String>, is_pair: bool) {
     let flags: Vec<String> = flags.into_iter().chain(["--inference-path=/invocations".to_owned()]).collect();
-    let gateway = Gateway::start_ready(&flags).await;
+    let gateway = TestGateway::start_ready(&flags).await;
     let address = gateway.running.address;
     let mut rng = Rng::with_seed(20);
     let requests: Vec<Vec<u8>> = (0..CASES).map(|case| request(&mut rng, case)).collect();
     let statuses: Vec<u16> = futures_util::stream::iter(requests)
         .map(|request| async move { exchange(address, &request).await.status })
-        .buffer_unordered(AT_ONCE)
+        .buffer_unordered(CONCURRENCY)
         .collect()
         .await;
     assert!(statuses.iter().all(|status| matches!(status, 200 | 400 | 404 | 405 | 415)), "{statuses:?}");
 
-    let seen = served.seen().await;
+    let seen = served.received().await;
     let served_cases = statuses.iter().filter(|status| **status == 200).count();
     assert!(served_cases > 100 && seen.len() >= served_cases, "{served_cases} served, {} seen", seen.len());
     for one in &seen {
@@ -272,16 +272,16 @@ async fn nothing_steers(served: Served, flags: Vec<String>, is_pair: bool) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_that_steers_kv_transfer_reaches_a_plain_worker() {
-    let served = Served::start(&["null"]).await;
+    let served = UvicornEngines::start(&["null"]).await;
     let flags = vec![format!("--worker=http://{}", served.engines[0])];
-    nothing_steers(served, flags, false).await;
+    assert_nothing_steers(served, flags, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_that_steers_kv_transfer_reaches_a_pair() {
-    let served = Served::start(&["prefill", "decode"]).await;
+    let served = UvicornEngines::start(&["prefill", "decode"]).await;
     let [prefill, decode] = served.engines[..] else { panic!("two engines were asked for") };
     let flags =
         vec![format!("--prefill=http://{prefill},{}", prefill.port()), format!("--decode=http://{decode}")];
-    nothing_steers(served, flags, true).await;
+    assert_nothing_steers(served, flags, true).await;
 }

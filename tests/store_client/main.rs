@@ -8,56 +8,59 @@ mod node;
 use std::time::Duration;
 
 use mooncake_wire::ErrorCode;
-use moongate_kvclient::{Client, KvError, Limits, Options, Put, PutOptions};
-use moongate_kvcore::Settings;
-use moongate_master::ServerOptions;
+use moongate_kvclient::{KvClient, KvClientOptions, KvError, PutOptions, PutOutcome, TransferLimits};
+use moongate_kvcore::MasterCoreOptions;
+use moongate_master::MasterServerOptions;
 use moongate_runtime::Supervisor;
 
-use node::{Manner, Node};
+use node::{FaultyNode, FaultyNodeMode};
 
 const SIZE: usize = 32 << 20;
 
-struct World {
-    master: caller::Started,
+struct StoreClientFixture {
+    master: caller::TestMaster,
     supervisor: Supervisor,
-    nodes: Vec<Node>,
+    nodes: Vec<FaultyNode>,
 }
 
-impl World {
-    async fn with(nodes: usize, settings: Settings) -> Self {
-        let master =
-            caller::started_with(ServerOptions { core: settings, threads: 2, ..ServerOptions::default() });
+impl StoreClientFixture {
+    async fn with(nodes: usize, settings: MasterCoreOptions) -> Self {
+        let master = caller::start_master_with(MasterServerOptions {
+            core: settings,
+            threads: 2,
+            ..MasterServerOptions::default()
+        });
         let mut world = Self { master, supervisor: Supervisor::new(), nodes: Vec::new() };
         for _ in 0..nodes {
-            let node = Node::start(&world.rpc(), SIZE, 2, "tcp", &world.supervisor).await;
+            let node = FaultyNode::start(&world.rpc(), SIZE, 2, "tcp", &world.supervisor).await;
             world.nodes.push(node);
         }
         world
     }
 
     async fn new(nodes: usize) -> Self {
-        Self::with(nodes, Settings::default()).await
+        Self::with(nodes, MasterCoreOptions::default()).await
     }
 
     fn rpc(&self) -> String {
         self.master.rpc.address().to_string()
     }
 
-    fn client(&self, options: Options) -> Client {
-        Client::new(&self.rpc(), options, &self.supervisor).unwrap()
+    fn client(&self, options: KvClientOptions) -> KvClient {
+        KvClient::new(&self.rpc(), options, &self.supervisor).unwrap()
     }
 
     /// Whom a single replica of the object is on.
-    async fn holder(&self, client: &Client, key: &str) -> &Node {
+    async fn holder(&self, client: &KvClient, key: &str) -> &FaultyNode {
         let stat = client.stat(key).await.unwrap();
-        self.nodes.iter().find(|node| node.name == stat.replicas[0].place).unwrap()
+        self.nodes.iter().find(|node| node.name == stat.replicas[0].location).unwrap()
     }
 }
 
 /// Not so impatient that a busy machine is taken for a silent node.
-fn impatient() -> Options {
-    let transfers = Limits { stall: Duration::from_secs(1), ..Limits::default() };
-    Options { transfers, slice_bytes: 1 << 20, ..Options::default() }
+fn short_timeout_client() -> KvClientOptions {
+    let transfers = TransferLimits { stall: Duration::from_secs(1), ..TransferLimits::default() };
+    KvClientOptions { transfers, slice_bytes: 1 << 20, ..KvClientOptions::default() }
 }
 
 fn copies(replicas: u64) -> PutOptions {
@@ -70,18 +73,18 @@ fn content(size: usize) -> Vec<u8> {
 
 #[tokio::test]
 async fn any_manner_of_one_node_leaves_the_other_replica() {
-    let world = World::new(2).await;
-    let client = world.client(impatient());
+    let world = StoreClientFixture::new(2).await;
+    let client = world.client(short_timeout_client());
     let bytes = content(5 << 20);
-    assert_eq!(client.put("k", &bytes, &copies(2)).await.unwrap(), Put::Stored);
+    assert_eq!(client.put("k", &bytes, &copies(2)).await.unwrap(), PutOutcome::Stored);
     assert_eq!(client.stat("k").await.unwrap().replicas.len(), 2);
-    for manner in [Manner::Silent, Manner::Refusing, Manner::Breaking] {
+    for manner in [FaultyNodeMode::Silent, FaultyNodeMode::Refusing, FaultyNodeMode::Breaking] {
         for node in &world.nodes {
-            node.be(manner);
+            node.set_mode(manner);
             for _ in 0..3 {
                 assert!(client.get("k").await.unwrap() == bytes, "{manner:?}");
             }
-            node.be(Manner::Good);
+            node.set_mode(FaultyNodeMode::Good);
             // It is shunned for a moment only, but other tests need not wait for that.
             assert!(client.get("k").await.unwrap() == bytes, "{manner:?}");
         }
@@ -90,11 +93,11 @@ async fn any_manner_of_one_node_leaves_the_other_replica() {
 
 #[tokio::test]
 async fn slices_are_read_from_all_replicas() {
-    let world = World::new(2).await;
-    let client = world.client(Options { slice_bytes: 1 << 20, ..Options::default() });
+    let world = StoreClientFixture::new(2).await;
+    let client = world.client(KvClientOptions { slice_bytes: 1 << 20, ..KvClientOptions::default() });
     let bytes = content(8 << 20);
     client.put("k", &bytes, &copies(2)).await.unwrap();
-    let before: Vec<_> = world.nodes.iter().map(Node::requests).collect();
+    let before: Vec<_> = world.nodes.iter().map(FaultyNode::requests).collect();
     assert!(client.get("k").await.unwrap() == bytes);
     let reads: Vec<_> =
         world.nodes.iter().zip(before).map(|(node, before)| node.requests() - before).collect();
@@ -103,14 +106,14 @@ async fn slices_are_read_from_all_replicas() {
 
 #[tokio::test]
 async fn who_waits_for_a_node_is_not_joined_if_another_is_idle() {
-    let world = World::new(2).await;
-    let client = world.client(Options::default());
+    let world = StoreClientFixture::new(2).await;
+    let client = world.client(KvClientOptions::default());
     client.put("here", &content(1 << 20), &copies(1)).await.unwrap();
     client.put("both", &content(1000), &copies(2)).await.unwrap();
     let busy = world.holder(&client, "here").await;
     let idle = world.nodes.iter().find(|node| node.name != busy.name).unwrap();
     // It is not answered while the others are read.
-    busy.be(Manner::Silent);
+    busy.set_mode(FaultyNodeMode::Silent);
     let before = [busy.requests(), idle.requests()];
     let others = async {
         while busy.requests() == before[0] {
@@ -129,48 +132,48 @@ async fn who_waits_for_a_node_is_not_joined_if_another_is_idle() {
 
 #[tokio::test]
 async fn a_put_that_fails_is_taken_back() {
-    let world = World::new(1).await;
-    let client = world.client(Options { attempts: 1, ..impatient() });
+    let world = StoreClientFixture::new(1).await;
+    let client = world.client(KvClientOptions { attempts: 1, ..short_timeout_client() });
     let bytes = content(3 << 20);
-    for manner in [Manner::Refusing, Manner::Breaking] {
-        world.nodes[0].be(manner);
+    for manner in [FaultyNodeMode::Refusing, FaultyNodeMode::Breaking] {
+        world.nodes[0].set_mode(manner);
         let failed = client.put("k", &bytes, &copies(1)).await.unwrap_err();
         assert!(matches!(failed, KvError::Transfer { .. }), "{manner:?}: {failed}");
         assert_eq!(client.exist(&["k"]).await.unwrap(), [false], "{manner:?}");
-        world.nodes[0].be(Manner::Good);
+        world.nodes[0].set_mode(FaultyNodeMode::Good);
         // Nobody holds the key, so that it can be put at once.
-        assert_eq!(client.put("k", &bytes, &copies(1)).await.unwrap(), Put::Stored, "{manner:?}");
+        assert_eq!(client.put("k", &bytes, &copies(1)).await.unwrap(), PutOutcome::Stored, "{manner:?}");
         assert!(client.get("k").await.unwrap() == bytes, "{manner:?}");
         client.remove("k", true).await.unwrap();
     }
     let batch = [("a", &bytes[..10]), ("b", &[]), ("a", &bytes[..20]), ("c", &bytes[..30])];
-    world.nodes[0].be(Manner::Breaking);
+    world.nodes[0].set_mode(FaultyNodeMode::Breaking);
     for (result, (key, bytes)) in client.put_batch(&batch, &copies(1)).await.into_iter().zip(batch) {
         match (key, bytes.len()) {
             ("b", _) => assert!(matches!(result, Err(KvError::Empty { .. }))),
-            ("a", 20) => assert_eq!(result.unwrap(), Put::AlreadyThere),
+            ("a", 20) => assert_eq!(result.unwrap(), PutOutcome::AlreadyExists),
             _ => assert!(matches!(result, Err(KvError::Transfer { .. })), "{key}"),
         }
     }
     assert_eq!(client.exist(&["a", "b", "c"]).await.unwrap(), [false; 3]);
-    world.nodes[0].be(Manner::Good);
+    world.nodes[0].set_mode(FaultyNodeMode::Good);
     let stored = client.put_batch(&batch, &copies(1)).await;
-    assert_eq!(stored.iter().filter(|it| matches!(it, Ok(Put::Stored))).count(), 2);
+    assert_eq!(stored.iter().filter(|it| matches!(it, Ok(PutOutcome::Stored))).count(), 2);
     assert_eq!(client.get("a").await.unwrap(), bytes[..10]);
 }
 
 #[tokio::test]
 async fn a_put_that_is_dropped_is_taken_back() {
-    let world = World::new(1).await;
-    let client = world.client(Options::default());
-    world.nodes[0].be(Manner::Silent);
+    let world = StoreClientFixture::new(1).await;
+    let client = world.client(KvClientOptions::default());
+    world.nodes[0].set_mode(FaultyNodeMode::Silent);
     let bytes = content(100);
     let (key, options) = ("k", copies(1));
     let put = tokio::time::timeout(Duration::from_millis(200), client.put(key, &bytes, &options)).await;
     assert!(put.is_err(), "the node is silent");
-    world.nodes[0].be(Manner::Good);
+    world.nodes[0].set_mode(FaultyNodeMode::Good);
     let stored = async {
-        while client.put(key, &bytes, &options).await.unwrap() != Put::Stored {
+        while client.put(key, &bytes, &options).await.unwrap() != PutOutcome::Stored {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
@@ -181,62 +184,64 @@ async fn a_put_that_is_dropped_is_taken_back() {
 
 #[tokio::test]
 async fn a_write_that_may_go_on_keeps_its_room() {
-    let world = World::new(1).await;
-    let client = world.client(impatient());
-    world.nodes[0].be(Manner::Silent);
+    let world = StoreClientFixture::new(1).await;
+    let client = world.client(short_timeout_client());
+    world.nodes[0].set_mode(FaultyNodeMode::Silent);
     let failed = client.put("k", &content(100), &copies(1)).await.unwrap_err();
     assert!(failed.to_string().contains("silent"), "{failed}");
-    world.nodes[0].be(Manner::Good);
+    world.nodes[0].set_mode(FaultyNodeMode::Good);
     let again = client.put("k", &content(100), &copies(1)).await.unwrap();
-    assert_eq!(again, Put::AlreadyThere, "the silent node may still write there");
+    assert_eq!(again, PutOutcome::AlreadyExists, "the silent node may still write there");
 }
 
 #[tokio::test]
 async fn a_lease_is_renewed_while_a_slow_node_is_read() {
-    let settings = Settings { lease_ttl_ms: 1000, ..Settings::default() };
-    let world = World::with(1, settings).await;
-    let client = world.client(Options { attempts: 1, ..Options::default() });
+    let settings = MasterCoreOptions { lease_ttl_ms: 1000, ..MasterCoreOptions::default() };
+    let world = StoreClientFixture::with(1, settings).await;
+    let client = world.client(KvClientOptions { attempts: 1, ..KvClientOptions::default() });
     let bytes = content(2 << 20);
     client.put("k", &bytes, &copies(1)).await.unwrap();
     // 32 pieces: more than three leases.
-    world.nodes[0].be(Manner::Slow(Duration::from_millis(100)));
+    world.nodes[0].set_mode(FaultyNodeMode::Slow(Duration::from_millis(100)));
     assert!(client.get("k").await.unwrap() == bytes);
 }
 
 #[tokio::test]
 async fn a_node_that_was_restarted_elsewhere_is_found_again() {
-    let world = World::new(1).await;
-    let client = world.client(impatient());
+    let world = StoreClientFixture::new(1).await;
+    let client = world.client(short_timeout_client());
     client.put("k", &content(1000), &copies(1)).await.unwrap();
     // All its connections break once.
-    world.nodes[0].be(Manner::Breaking);
+    world.nodes[0].set_mode(FaultyNodeMode::Breaking);
     let failed = client.get("k").await.unwrap_err();
     assert!(failed.to_string().contains(&world.nodes[0].name), "{failed}");
-    world.nodes[0].be(Manner::Good);
+    world.nodes[0].set_mode(FaultyNodeMode::Good);
     assert_eq!(client.get("k").await.unwrap(), content(1000));
 }
 
 #[tokio::test]
 async fn nodes_of_version_1_are_written_before_the_object_is_visible() {
-    let master = caller::started();
+    let master = caller::start_master();
     let supervisor = Supervisor::new();
-    let node = Node::start(&master.rpc.address().to_string(), SIZE, 1, "tcp", &supervisor).await;
-    let client = Client::new(&master.rpc.address().to_string(), impatient(), &supervisor).unwrap();
+    let node = FaultyNode::start(&master.rpc.address().to_string(), SIZE, 1, "tcp", &supervisor).await;
+    let client =
+        KvClient::new(&master.rpc.address().to_string(), short_timeout_client(), &supervisor).unwrap();
     let bytes = content(3 << 20);
     client.put("k", &bytes, &copies(1)).await.unwrap();
     assert_eq!(node.requests(), 6, "each of three slices is written and its last byte read");
     assert!(client.get("k").await.unwrap() == bytes);
-    node.be(Manner::Refusing);
+    node.set_mode(FaultyNodeMode::Refusing);
     assert!(client.get("k").await.is_err());
 }
 
 #[tokio::test]
 async fn a_node_with_rdma_is_reached_over_tcp_too() {
-    let master = caller::started();
+    let master = caller::start_master();
     let supervisor = Supervisor::new();
     // It tells of no device, so there is no connection over RDMA, whatever this machine has.
-    let node = Node::start(&master.rpc.address().to_string(), SIZE, 2, "rdma", &supervisor).await;
-    let client = Client::new(&master.rpc.address().to_string(), impatient(), &supervisor).unwrap();
+    let node = FaultyNode::start(&master.rpc.address().to_string(), SIZE, 2, "rdma", &supervisor).await;
+    let client =
+        KvClient::new(&master.rpc.address().to_string(), short_timeout_client(), &supervisor).unwrap();
     let bytes = content(3 << 20);
     client.put("k", &bytes, &copies(1)).await.unwrap();
     assert!(client.get("k").await.unwrap() == bytes);
@@ -245,8 +250,8 @@ async fn a_node_with_rdma_is_reached_over_tcp_too() {
 
 #[tokio::test]
 async fn damaged_bytes_are_never_served() {
-    let world = World::new(2).await;
-    let client = world.client(impatient());
+    let world = StoreClientFixture::new(2).await;
+    let client = world.client(short_timeout_client());
     let bytes = content(3 << 20);
     client.put("k", &bytes, &copies(2)).await.unwrap();
     world.nodes[0].damage();
@@ -256,14 +261,14 @@ async fn damaged_bytes_are_never_served() {
     world.nodes[1].damage();
     let damaged = client.get("k").await.unwrap_err();
     assert_eq!(damaged.code(), Some(ErrorCode::CHECKSUM_MISMATCH), "{damaged}");
-    let trusting = world.client(Options { checksums: false, ..impatient() });
+    let trusting = world.client(KvClientOptions { checksums: false, ..short_timeout_client() });
     assert_eq!(trusting.get("k").await.unwrap().len(), bytes.len());
 }
 
 #[tokio::test]
 async fn writes_of_a_key_by_one_client_come_one_after_the_other() {
-    let world = World::new(2).await;
-    let client = world.client(Options::default());
+    let world = StoreClientFixture::new(2).await;
+    let client = world.client(KvClientOptions::default());
     let writes = (0..8_u8).map(async |number| {
         let bytes = vec![number; 300_000];
         for round in 0..20 {
@@ -287,19 +292,19 @@ async fn writes_of_a_key_by_one_client_come_one_after_the_other() {
 
 #[tokio::test]
 async fn objects_come_and_go() {
-    let world = World::new(2).await;
-    let client = world.client(Options::default());
+    let world = StoreClientFixture::new(2).await;
+    let client = world.client(KvClientOptions::default());
     let put = async |key: &str, bytes: &[u8]| client.put(key, bytes, &copies(1)).await;
     assert!(matches!(put("k", b"").await, Err(KvError::Empty { .. })));
-    assert_eq!(put("k", b"one").await.unwrap(), Put::Stored);
-    assert_eq!(put("k", b"two").await.unwrap(), Put::AlreadyThere);
+    assert_eq!(put("k", b"one").await.unwrap(), PutOutcome::Stored);
+    assert_eq!(put("k", b"two").await.unwrap(), PutOutcome::AlreadyExists);
     assert_eq!(client.get("k").await.unwrap(), "one");
     client.upsert("k", b"three", &copies(1)).await.unwrap();
     assert_eq!(client.get("k").await.unwrap(), "three");
     let mut small = [0; 4];
     assert!(matches!(
         client.get_into("k", &mut small).await,
-        Err(KvError::TooSmall { size: 5, room: 4, .. })
+        Err(KvError::TooSmall { size: 5, capacity: 4, .. })
     ));
     let mut large = [9; 7];
     assert_eq!(client.get_into("k", &mut large).await.unwrap(), 5);
@@ -322,9 +327,9 @@ async fn objects_come_and_go() {
 
 #[tokio::test]
 async fn hot_objects_are_kept_until_their_lease_ends() {
-    let settings = Settings { lease_ttl_ms: 2000, ..Settings::default() };
-    let world = World::with(1, settings).await;
-    let client = world.client(Options { cache_bytes: 1 << 20, ..Options::default() });
+    let settings = MasterCoreOptions { lease_ttl_ms: 2000, ..MasterCoreOptions::default() };
+    let world = StoreClientFixture::with(1, settings).await;
+    let client = world.client(KvClientOptions { cache_bytes: 1 << 20, ..KvClientOptions::default() });
     client.put("k", b"one", &copies(1)).await.unwrap();
     assert_eq!(client.get("k").await.unwrap(), "one");
     let before = world.nodes[0].requests();
@@ -338,7 +343,7 @@ async fn hot_objects_are_kept_until_their_lease_ends() {
     client.upsert("k", b"two", &copies(1)).await.unwrap();
     assert_eq!(client.get("k").await.unwrap(), "two");
     // What others change, not later than when the lease ends.
-    let other = world.client(Options::default());
+    let other = world.client(KvClientOptions::default());
     other.upsert("k", b"six", &copies(1)).await.unwrap();
     let seen = async {
         while client.get("k").await.unwrap() != "six" {

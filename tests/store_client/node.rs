@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mooncake_wire::rpc::{ClientArguments, MountArguments, MountSegment, Ping};
 use mooncake_wire::types::{Segment, Uuid};
-use moongate_kvstore::rpc::{self, Master};
+use moongate_kvstore::rpc::{self, MasterClient};
 use moongate_runtime::Supervisor;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -20,7 +20,7 @@ const PIECE: usize = 64 << 10;
 
 /// How a node behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Manner {
+pub(crate) enum FaultyNodeMode {
     Good,
     /// It takes requests and never answers.
     Silent,
@@ -33,19 +33,19 @@ pub(crate) enum Manner {
 }
 
 #[derive(Clone)]
-pub(crate) struct Node {
-    shared: Arc<Shared>,
+pub(crate) struct FaultyNode {
+    shared: Arc<FaultyNodeState>,
     pub(crate) name: String,
 }
 
-struct Shared {
+struct FaultyNodeState {
     memory: Mutex<Vec<u8>>,
-    manner: Mutex<Manner>,
+    mode: Mutex<FaultyNodeMode>,
     version: u32,
     requests: AtomicU64,
 }
 
-impl Node {
+impl FaultyNode {
     /// Mounts `size` bytes at the master.
     pub(crate) async fn start(
         master: &str,
@@ -58,9 +58,11 @@ impl Node {
         let name = handshakes.local_addr().unwrap().to_string();
         let port = data.local_addr().unwrap().port();
         let memory = Mutex::new(vec![0; size]);
-        let (manner, requests) = (Mutex::new(Manner::Good), AtomicU64::new(0));
-        let node =
-            Self { shared: Arc::new(Shared { memory, manner, version, requests }), name: name.clone() };
+        let (manner, requests) = (Mutex::new(FaultyNodeMode::Good), AtomicU64::new(0));
+        let node = Self {
+            shared: Arc::new(FaultyNodeState { memory, mode: manner, version, requests }),
+            name: name.clone(),
+        };
         let descriptor = serde_json::json!({
             "buffers": [{ "addr": BASE, "length": size, "name": name }], "name": name, "protocol": protocol,
             "rdma_server_name": "", "tcp_data_host": "127.0.0.1", "tcp_data_port": port, "tcp_proto_version": version,
@@ -99,7 +101,7 @@ impl Node {
             protocol,
             host_id,
         };
-        let master = Master::new(master, rpc::Options::default(), supervisor);
+        let master = MasterClient::new(master, rpc::MasterClientOptions::default(), supervisor);
         let mounted = master.call::<MountSegment, &str>(&MountArguments { segment, client_id }).await;
         assert_eq!(mounted.unwrap(), Ok(()));
         // A master forgets whom it does not hear of.
@@ -123,8 +125,8 @@ impl Node {
         memory[written] ^= 1;
     }
 
-    pub(crate) fn be(&self, manner: Manner) {
-        *self.shared.manner.lock() = manner;
+    pub(crate) fn set_mode(&self, manner: FaultyNodeMode) {
+        *self.shared.mode.lock() = manner;
     }
 
     /// How many requests for transfers it has had.
@@ -148,7 +150,7 @@ async fn answer_handshake(mut stream: TcpStream, descriptor: &str) {
     }
 }
 
-impl Shared {
+impl FaultyNodeState {
     async fn serve(&self, mut stream: TcpStream) -> std::io::Result<()> {
         loop {
             let (size, address, opcode) =
@@ -157,32 +159,32 @@ impl Shared {
             let (start, size) = ((address - BASE) as usize, size as usize);
             let (writes, told) = (opcode & 0x7f == 1, opcode & 0x80 != 0);
             assert!(!told || self.version == 2, "version 2 was not offered");
-            let manner = *self.manner.lock();
+            let manner = *self.mode.lock();
             match manner {
-                Manner::Silent => std::future::pending().await,
-                Manner::Refusing if told => return stream.write_u64_le(STATUS_REJECTED).await,
-                Manner::Refusing => return Ok(()),
+                FaultyNodeMode::Silent => std::future::pending().await,
+                FaultyNodeMode::Refusing if told => return stream.write_u64_le(STATUS_REJECTED).await,
+                FaultyNodeMode::Refusing => return Ok(()),
                 _ => {}
             }
-            let moved = if manner == Manner::Breaking { size / 2 } else { size };
+            let moved = if manner == FaultyNodeMode::Breaking { size / 2 } else { size };
             if writes {
                 let mut bytes = vec![0; moved];
                 stream.read_exact(&mut bytes).await?;
                 self.memory.lock()[start..start + moved].copy_from_slice(&bytes);
             }
-            if told && !(writes && manner == Manner::Breaking) {
+            if told && !(writes && manner == FaultyNodeMode::Breaking) {
                 stream.write_u64_le(STATUS_OK).await?;
             }
             if !writes {
                 let bytes = self.memory.lock()[start..start + moved].to_vec();
                 for piece in bytes.chunks(PIECE) {
                     stream.write_all(piece).await?;
-                    if let Manner::Slow(pause) = manner {
+                    if let FaultyNodeMode::Slow(pause) = manner {
                         tokio::time::sleep(pause).await;
                     }
                 }
             }
-            if manner == Manner::Breaking {
+            if manner == FaultyNodeMode::Breaking {
                 return Ok(());
             }
         }

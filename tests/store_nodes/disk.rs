@@ -3,12 +3,12 @@
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-use moongate_kvclient::{Client, KvError, PutOptions};
+use moongate_kvclient::{KvClient, KvError, PutOptions};
 use moongate_runtime::Supervisor;
 
-use crate::masters::{Store, Whose};
-use crate::node::{Node, until};
-use crate::older::client;
+use crate::masters::{MasterImplementation, StoreMasterFixture};
+use crate::node::{InProcessNode, wait_until};
+use crate::older_releases::client;
 use crate::world::{NEWEST, RealNode};
 
 const SIZE: usize = 1 << 20;
@@ -33,25 +33,26 @@ fn flags(folder: &Path) -> Vec<String> {
     ]
 }
 
-async fn start(store: &Store, flags: &[String]) -> Node {
-    Node::start_with(store, &flags.iter().map(String::as_str).collect::<Vec<_>>()).await
+async fn start(store: &StoreMasterFixture, flags: &[String]) -> InProcessNode {
+    InProcessNode::start_with(store, &flags.iter().map(String::as_str).collect::<Vec<_>>()).await
 }
 
 /// Puts more than memory holds, at the pace at which there is room.
-async fn fill(client: &Client) {
+async fn fill(client: &KvClient) {
     for key in &keys() {
         let bytes = content(key);
-        until("there is room", async || client.put(key, &bytes, &PutOptions::default()).await.is_ok()).await;
+        wait_until("there is room", async || client.put(key, &bytes, &PutOptions::default()).await.is_ok())
+            .await;
     }
 }
 
 /// The media of an object's replicas. Leases it.
-async fn media(client: &Client, key: &str) -> Vec<&'static str> {
+async fn media(client: &KvClient, key: &str) -> Vec<&'static str> {
     let stat = client.stat(key).await;
     stat.map(|stat| stat.replicas.iter().map(|replica| replica.medium).collect()).unwrap_or_default()
 }
 
-async fn only_on_disk(client: &Client) -> Vec<String> {
+async fn only_on_disk(client: &KvClient) -> Vec<String> {
     let mut found = Vec::new();
     for key in keys() {
         if media(client, &key).await == ["local disk"] {
@@ -61,7 +62,7 @@ async fn only_on_disk(client: &Client) -> Vec<String> {
     found
 }
 
-async fn all_is_read(client: &Client) {
+async fn all_is_read(client: &KvClient) {
     for key in &keys() {
         let got = client.get(key).await.unwrap_or_else(|error| panic!("{key}: {error}"));
         assert!(got == content(key), "{key}");
@@ -72,21 +73,21 @@ async fn all_is_read(client: &Client) {
 async fn read_by(theirs: &mut RealNode) -> usize {
     let mut read = 0;
     for keys in keys().chunks(4) {
-        read += theirs.ask(&format!("read {}", keys.join(" "))).await.parse::<usize>().unwrap();
+        read += theirs.send_command(&format!("read {}", keys.join(" "))).await.parse::<usize>().unwrap();
     }
     read
 }
 
-async fn there_and_back(whose: Whose) {
+async fn there_and_back(whose: MasterImplementation) {
     let (supervisor, folder) = (Supervisor::new(), tempfile::tempdir().unwrap());
-    let store = Store::with_disks(whose).await;
+    let store = StoreMasterFixture::with_disks(whose).await;
     let mut flags = flags(folder.path());
     flags.push(format!("--memory=folder:{}", folder.path().display()));
     let node = start(&store, &flags).await;
     let ours = client(&store, &supervisor);
     fill(&ours).await;
     let most = OBJECTS - MEMORY;
-    until("some are only on the disk", async || only_on_disk(&ours).await.len() >= most).await;
+    wait_until("some are only on the disk", async || only_on_disk(&ours).await.len() >= most).await;
     all_is_read(&ours).await;
     assert!(node.metric(r#"moongate_store_offloads_total{result="done"}"#).await >= most as u64);
     assert!(node.metric(r#"moongate_store_disk_reads_total{result="done"}"#).await >= 1);
@@ -95,19 +96,19 @@ async fn there_and_back(whose: Whose) {
 
     node.stop().await;
     let node = start(&store, &flags).await;
-    until("a heartbeat was answered", async || node.get("/health").await.0 == 200).await;
+    wait_until("a heartbeat was answered", async || node.get("/health").await.0 == 200).await;
     all_is_read(&ours).await;
-    until("their client reads all", async || read_by(&mut theirs).await == OBJECTS).await;
+    wait_until("their client reads all", async || read_by(&mut theirs).await == OBJECTS).await;
 
     // Room, without which nothing is brought back.
     let hot = only_on_disk(&ours).await.pop().unwrap();
     for key in keys().iter().filter(|key| **key != hot).take(OBJECTS - 8) {
-        until("it may be removed", async || {
+        wait_until("it may be removed", async || {
             matches!(ours.remove(key, true).await, Ok(()) | Err(KvError::NotFound { .. }))
         })
         .await;
     }
-    until("it is brought back", async || {
+    wait_until("it is brought back", async || {
         assert!(ours.get(&hot).await.unwrap() == content(&hot));
         media(&ours, &hot).await.contains(&"memory")
     })
@@ -119,50 +120,52 @@ async fn there_and_back(whose: Whose) {
 
 #[tokio::test]
 async fn objects_go_to_the_disk_and_back_with_their_master() {
-    there_and_back(Whose::Theirs).await;
+    there_and_back(MasterImplementation::Mooncake).await;
 }
 
 #[tokio::test]
 async fn objects_go_to_the_disk_and_back_with_our_master() {
-    there_and_back(Whose::Ours).await;
+    there_and_back(MasterImplementation::Moongate).await;
 }
 
-async fn outlives_memory(whose: Whose) {
+async fn survives_memory_loss(whose: MasterImplementation) {
     let (supervisor, folder) = (Supervisor::new(), tempfile::tempdir().unwrap());
-    let store = Store::with_disks(whose).await;
+    let store = StoreMasterFixture::with_disks(whose).await;
     let flags = flags(folder.path());
     let node = start(&store, &flags).await;
     let ours = client(&store, &supervisor);
     fill(&ours).await;
     let most = OBJECTS - MEMORY;
-    until("some are only on the disk", async || only_on_disk(&ours).await.len() >= most).await;
+    wait_until("some are only on the disk", async || only_on_disk(&ours).await.len() >= most).await;
     let kept = only_on_disk(&ours).await;
     node.stop().await;
     let node = start(&store, &flags).await;
     for key in &kept {
-        until("it is found again", async || ours.get(key).await.is_ok_and(|got| got == content(key))).await;
+        wait_until("it is found again", async || ours.get(key).await.is_ok_and(|got| got == content(key)))
+            .await;
     }
     node.stop().await;
 }
 
 #[tokio::test]
 async fn the_disk_outlives_memory_with_their_master() {
-    outlives_memory(Whose::Theirs).await;
+    survives_memory_loss(MasterImplementation::Mooncake).await;
 }
 
 #[tokio::test]
 async fn the_disk_outlives_memory_with_our_master() {
-    outlives_memory(Whose::Ours).await;
+    survives_memory_loss(MasterImplementation::Moongate).await;
 }
 
 #[tokio::test]
 async fn damage_is_never_served_and_the_master_learns_of_it() {
     let (supervisor, folder) = (Supervisor::new(), tempfile::tempdir().unwrap());
-    let store = Store::with_disks(Whose::Ours).await;
+    let store = StoreMasterFixture::with_disks(MasterImplementation::Moongate).await;
     let node = start(&store, &flags(folder.path())).await;
     let ours = client(&store, &supervisor);
     fill(&ours).await;
-    until("some are only on the disk", async || only_on_disk(&ours).await.len() >= OBJECTS - MEMORY).await;
+    wait_until("some are only on the disk", async || only_on_disk(&ours).await.len() >= OBJECTS - MEMORY)
+        .await;
     let damaged = only_on_disk(&ours).await;
     let file =
         std::fs::File::options().read(true).write(true).open(folder.path().join("segment.tier")).unwrap();
@@ -174,7 +177,7 @@ async fn damage_is_never_served_and_the_master_learns_of_it() {
         file.write_all_at(&[byte[0] ^ 4], at).unwrap();
     }
     for key in &damaged {
-        until("it is gone, or in memory", async || match ours.get(key).await {
+        wait_until("it is gone, or in memory", async || match ours.get(key).await {
             // Some are brought back into memory meanwhile.
             Ok(got) => {
                 assert!(got == content(key), "{key} was served damaged");
@@ -192,7 +195,7 @@ async fn damage_is_never_served_and_the_master_learns_of_it() {
 #[tokio::test]
 async fn our_client_reads_from_the_disk_of_their_node() {
     let (supervisor, folder) = (Supervisor::new(), tempfile::tempdir().unwrap());
-    let store = Store::with_disks(Whose::Ours).await;
+    let store = StoreMasterFixture::with_disks(MasterImplementation::Moongate).await;
     let path = folder.path().to_str().unwrap();
     let disk = [
         ("DISK", path),
@@ -202,6 +205,7 @@ async fn our_client_reads_from_the_disk_of_their_node() {
     let _node = RealNode::start_with(NEWEST, &store.rpc, &store.metadata, 32, &disk).await;
     let ours = client(&store, &supervisor);
     fill(&ours).await;
-    until("some are only on the disk", async || only_on_disk(&ours).await.len() >= OBJECTS - MEMORY).await;
+    wait_until("some are only on the disk", async || only_on_disk(&ours).await.len() >= OBJECTS - MEMORY)
+        .await;
     all_is_read(&ours).await;
 }

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use mooncake_wire::admin::{CreateDrainJob, DrainJob, DrainJobChanged, JobStatus};
+use mooncake_wire::admin::{CreateDrainJobRequest, DrainJobChangeResponse, DrainJobResponse, JobStatus};
 use mooncake_wire::types::ReplicaMedium;
-use moongate_kvclient::{Client, PutOptions};
+use moongate_kvclient::{KvClient, PutOptions};
 use moongate_runtime::Supervisor;
 
-use crate::masters::{Store, Whose};
-use crate::node::{Node, until};
-use crate::older::client;
+use crate::masters::{MasterImplementation, StoreMasterFixture};
+use crate::node::{InProcessNode, wait_until};
+use crate::older_releases::client;
 use crate::world::{NEWEST, RealNode};
 
 const OBJECTS: usize = 12;
@@ -26,7 +26,7 @@ fn content(number: usize) -> Vec<u8> {
     (0..size).map(|at: usize| ((at * 7 + number) % 251) as u8).collect()
 }
 
-async fn endpoints(client: &Client, key: &str) -> Vec<String> {
+async fn endpoints(client: &KvClient, key: &str) -> Vec<String> {
     let list = client.objects().replicas(key).await.unwrap();
     let endpoint = |medium| match medium {
         ReplicaMedium::Memory(buffer) => Some(buffer.endpoint),
@@ -35,21 +35,21 @@ async fn endpoints(client: &Client, key: &str) -> Vec<String> {
     list.replicas.into_iter().filter_map(|replica| endpoint(replica.medium)).collect()
 }
 
-async fn all_are_read(client: &Client, objects: &[Vec<u8>]) {
+async fn all_are_read(client: &KvClient, objects: &[Vec<u8>]) {
     for (number, object) in objects.iter().enumerate() {
         assert!(client.get(&key(number)).await.unwrap() == object, "object {number}");
     }
 }
 
-async fn report(store: &Store, id: &str) -> DrainJob {
+async fn report(store: &StoreMasterFixture, id: &str) -> DrainJobResponse {
     let url = format!("http://{}/api/v1/drain_jobs/query?job_id={id}", store.admin);
     reqwest::get(url).await.unwrap().json().await.unwrap()
 }
 
-async fn a_segment_is_emptied(whose: Whose) {
+async fn a_segment_is_emptied(whose: MasterImplementation) {
     let supervisor = Supervisor::new();
-    let store = Store::with_short_leases(whose).await;
-    let (leaving, staying) = (Node::start(&store).await, Node::start(&store).await);
+    let store = StoreMasterFixture::with_short_leases(whose).await;
+    let (leaving, staying) = (InProcessNode::start(&store).await, InProcessNode::start(&store).await);
     let client = client(&store, &supervisor);
     let (here, there) = (leaving.running.endpoint().to_owned(), staying.running.endpoint().to_owned());
     let on_leaving = PutOptions { preferred_segments: vec![here.clone()], ..PutOptions::default() };
@@ -60,12 +60,12 @@ async fn a_segment_is_emptied(whose: Whose) {
     }
 
     let segments = vec![store.segment_at(&here).await];
-    let job = CreateDrainJob { segments, target_segments: Vec::new(), max_concurrency: None };
+    let job = CreateDrainJobRequest { segments, target_segments: Vec::new(), max_concurrency: None };
     let url = format!("http://{}/api/v1/drain_jobs", store.admin);
     let begun = reqwest::Client::new().post(url).json(&job).send().await.unwrap();
-    let begun: DrainJobChanged = begun.json().await.unwrap();
+    let begun: DrainJobChangeResponse = begun.json().await.unwrap();
     let id = begun.job_id.to_string();
-    until("everything has been moved", async || {
+    wait_until("everything has been moved", async || {
         all_are_read(&client, &objects[..READ_MEANWHILE]).await;
         let job = report(&store, &id).await;
         assert!(![JobStatus::FAILED, JobStatus::CANCELED].contains(&job.status), "{job:?}");
@@ -99,10 +99,10 @@ async fn a_segment_is_emptied(whose: Whose) {
 
 #[tokio::test]
 async fn a_segment_is_emptied_with_their_master() {
-    a_segment_is_emptied(Whose::Theirs).await;
+    a_segment_is_emptied(MasterImplementation::Mooncake).await;
 }
 
 #[tokio::test]
 async fn a_segment_is_emptied_with_our_master() {
-    a_segment_is_emptied(Whose::Ours).await;
+    a_segment_is_emptied(MasterImplementation::Moongate).await;
 }

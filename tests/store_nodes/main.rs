@@ -5,11 +5,11 @@
 mod caller;
 mod disk;
 mod drain;
-mod lasting;
 mod masters;
 mod node;
-mod older;
+mod older_releases;
+mod persistence;
 mod rest;
 mod tasks;
-#[path = "../../kvstore/tests/store/world.rs"]
+#[path = "../../kvstore/tests/store/harness.rs"]
 mod world;

@@ -4,20 +4,20 @@ use std::time::Duration;
 
 use clap::Parser as _;
 use moongate_runtime::Supervisor;
-use moongate_store::{Config, Flags, RunningStore};
+use moongate_store::{NodeArgs, NodeConfig, RunningNode};
 
-use crate::masters::Store;
+use crate::masters::StoreMasterFixture;
 use crate::world::LIMIT;
 
 pub(crate) const MEBIBYTES: u64 = 256;
 
-pub(crate) struct Node {
-    pub(crate) running: RunningStore,
+pub(crate) struct InProcessNode {
+    pub(crate) running: RunningNode,
     supervisor: Supervisor,
 }
 
 /// Waits until something is so.
-pub(crate) async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
+pub(crate) async fn wait_until(what: &str, mut so: impl AsyncFnMut() -> bool) {
     let waited = async {
         while !so().await {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -26,15 +26,15 @@ pub(crate) async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
     assert!(tokio::time::timeout(LIMIT, waited).await.is_ok(), "{what}");
 }
 
-impl Node {
-    pub(crate) async fn start(store: &Store) -> Self {
+impl InProcessNode {
+    pub(crate) async fn start(store: &StoreMasterFixture) -> Self {
         Self::start_with(store, &[]).await
     }
 
     /// With further flags.
-    pub(crate) async fn start_with(store: &Store, flags: &[&str]) -> Self {
+    pub(crate) async fn start_with(store: &StoreMasterFixture, flags: &[&str]) -> Self {
         let line = ["moongate store", "--port=0"].into_iter().chain(flags.iter().copied());
-        let flags = Flags::try_parse_from(line).unwrap();
+        let flags = NodeArgs::try_parse_from(line).unwrap();
         let variables = [
             ("MOONCAKE_MASTER", store.rpc.clone()),
             ("MOONCAKE_LOCAL_HOSTNAME", "127.0.0.1".to_owned()),
@@ -43,7 +43,7 @@ impl Node {
         ];
         let variable =
             |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
-        let config = Config::read(None, &flags.define, variable).unwrap();
+        let config = NodeConfig::read(None, &flags.define, variable).unwrap();
         let supervisor = Supervisor::new();
         let running = moongate_store::start(flags, config, &supervisor).await.unwrap();
         Self { running, supervisor }

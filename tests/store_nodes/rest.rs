@@ -4,38 +4,38 @@ use moongate_runtime::Supervisor;
 use reqwest::{Client, Method};
 use serde_json::json;
 
-use crate::masters::{Found, Store, Whose};
-use crate::node::{Node, until};
-use crate::older::client;
+use crate::masters::{MasterImplementation, MetadataMode, StoreMasterFixture};
+use crate::node::{InProcessNode, wait_until};
+use crate::older_releases::client;
 
-async fn ask(node: &Node, method: Method, path: &str, body: &str) -> (u16, String) {
+async fn send(node: &InProcessNode, method: Method, path: &str, body: &str) -> (u16, String) {
     let response = Client::new().request(method, node.url(path)).body(body.to_owned()).send().await.unwrap();
     (response.status().as_u16(), response.text().await.unwrap())
 }
 
 #[tokio::test]
-async fn a_node_that_is_to_be_replaced_says_what_is_lost_and_works_on_when_it_is_not() {
-    let store = Store::start(Whose::Ours, Found::ByHandshake).await;
-    let node = Node::start(&store).await;
-    until("it has settled", async || node.get("/settled").await.0 == 200).await;
-    let (status, text) = ask(&node, Method::POST, "/drain", "").await;
+async fn drain_reports_losses_and_a_cancelled_drain_serves_on() {
+    let store = StoreMasterFixture::start(MasterImplementation::Moongate, MetadataMode::Handshake).await;
+    let node = InProcessNode::start(&store).await;
+    wait_until("it has settled", async || node.get("/settled").await.0 == 200).await;
+    let (status, text) = send(&node, Method::POST, "/drain", "").await;
     assert!(status == 200 && text.contains("memory of the process is lost"), "{status} {text}");
     let (status, text) = node.get("/settled").await;
     assert!(status == 202 && text.contains(r#""drained":true"#), "{status} {text}");
-    assert_eq!(ask(&node, Method::DELETE, "/drain", "").await.0, 200);
+    assert_eq!(send(&node, Method::DELETE, "/drain", "").await.0, 200);
     assert_eq!(node.get("/settled").await.0, 200);
     node.stop().await;
 
-    let node = Node::start_with(&store, &["--allow-peers=10.0.0.0/8"]).await;
-    assert_eq!(ask(&node, Method::POST, "/drain", "").await.0, 403);
+    let node = InProcessNode::start_with(&store, &["--allow-peers=10.0.0.0/8"]).await;
+    assert_eq!(send(&node, Method::POST, "/drain", "").await.0, 403);
     node.stop().await;
 }
 
 #[tokio::test]
 async fn objects_by_rest() {
     let supervisor = Supervisor::new();
-    let store = Store::start(Whose::Theirs, Found::ByHandshake).await;
-    let node = Node::start(&store).await;
+    let store = StoreMasterFixture::start(MasterImplementation::Mooncake, MetadataMode::Handshake).await;
+    let node = InProcessNode::start(&store).await;
     for (method, path, body, status, answer) in [
         (Method::PUT, "/api/put", r#"{"key": "a b", "value": "héllo"}"#, 200, r#"{"status": "success"}"#),
         (
@@ -74,7 +74,7 @@ async fn objects_by_rest() {
         (Method::GET, "/nothing", "", 404, "404: Not Found"),
     ] {
         let what = format!("{method} {path} {body}");
-        assert_eq!(ask(&node, method, path, body).await, (status, answer.to_owned()), "{what}");
+        assert_eq!(send(&node, method, path, body).await, (status, answer.to_owned()), "{what}");
     }
     let ours = client(&store, &supervisor);
     assert_eq!(ours.get("a b").await.unwrap(), "héllo".as_bytes());
@@ -82,25 +82,25 @@ async fn objects_by_rest() {
 }
 
 #[tokio::test]
-async fn a_node_without_the_devices_that_it_is_told_to_use_serves_over_tcp() {
+async fn node_without_its_configured_devices_serves_over_tcp() {
     let supervisor = Supervisor::new();
-    let store = Store::start(Whose::Ours, Found::ByHandshake).await;
-    let node = Node::start_with(&store, &["-Dprotocol=rdma", "-Ddevice_name=none"]).await;
+    let store = StoreMasterFixture::start(MasterImplementation::Moongate, MetadataMode::Handshake).await;
+    let node = InProcessNode::start_with(&store, &["-Dprotocol=rdma", "-Ddevice_name=none"]).await;
     let ours = client(&store, &supervisor);
     ours.put("k", b"moon", &Default::default()).await.unwrap();
     assert_eq!(ours.get("k").await.unwrap(), "moon");
     // The reader may have the last byte before the node has counted it.
     let read = async || node.metric("moongate_store_transfers_total{operation=\"read\"}").await == 1;
-    until("the node has counted what was read over TCP", read).await;
+    wait_until("the node has counted what was read over TCP", read).await;
     node.stop().await;
 }
 
 #[tokio::test]
 async fn further_memory_comes_and_goes() {
     let supervisor = Supervisor::new();
-    let store = Store::start(Whose::Theirs, Found::ByServer).await;
-    let node = Node::start(&store).await;
-    let (status, answer) = ask(&node, Method::POST, "/api/mount", r#"{"size": 33554432}"#).await;
+    let store = StoreMasterFixture::start(MasterImplementation::Mooncake, MetadataMode::MetadataServer).await;
+    let node = InProcessNode::start(&store).await;
+    let (status, answer) = send(&node, Method::POST, "/api/mount", r#"{"size": 33554432}"#).await;
     assert_eq!(status, 200, "{answer}");
     let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
     assert_eq!(answer["allocated_size"], 33_554_432);
@@ -117,16 +117,17 @@ async fn further_memory_comes_and_goes() {
         assert!(ours.get(&format!("k{number}")).await.unwrap() == bytes);
     }
     let body = format!(r#"{{"segment_ids": ["{id}"]}}"#);
-    let answer = ask(&node, Method::POST, "/api/unmount", &body).await;
+    let answer = send(&node, Method::POST, "/api/unmount", &body).await;
     assert_eq!(answer, (200, r#"{"status": "success"}"#.to_owned()));
     assert_eq!(node.metric("moongate_store_segments").await, 1);
-    until("it is told once", async || ask(&node, Method::POST, "/api/unmount", &body).await.0 == 500).await;
+    wait_until("it is told once", async || send(&node, Method::POST, "/api/unmount", &body).await.0 == 500)
+        .await;
     node.stop().await;
 }
 
 /// Asks a node to lend a file, or to take it back.
-async fn post(node: &Node, path: &str, body: serde_json::Value) -> (u16, serde_json::Value) {
-    let (status, answer) = ask(node, Method::POST, path, &body.to_string()).await;
+async fn post(node: &InProcessNode, path: &str, body: serde_json::Value) -> (u16, serde_json::Value) {
+    let (status, answer) = send(node, Method::POST, path, &body.to_string()).await;
     (status, serde_json::from_str(&answer).unwrap())
 }
 
@@ -134,8 +135,8 @@ async fn post(node: &Node, path: &str, body: serde_json::Value) -> (u16, serde_j
 async fn memory_of_engines_is_lent() {
     const SIZE: u64 = 64 << 20;
     let supervisor = Supervisor::new();
-    let store = Store::start(Whose::Theirs, Found::ByHandshake).await;
-    let node = Node::start(&store).await;
+    let store = StoreMasterFixture::start(MasterImplementation::Mooncake, MetadataMode::Handshake).await;
+    let node = InProcessNode::start(&store).await;
     let file = tempfile::Builder::new().prefix("moongate-test").tempfile_in("/dev/shm").unwrap();
     file.as_file().set_len(SIZE + 4096).unwrap();
     let name = file.path().file_name().unwrap().to_str().unwrap();
@@ -203,9 +204,9 @@ async fn memory_of_engines_is_lent() {
 
 #[tokio::test]
 async fn only_peers_may() {
-    let store = Store::start(Whose::Ours, Found::ByHandshake).await;
-    let node = Node::start_with(&store, &["--allow-peers=10.0.0.0/8"]).await;
-    assert_eq!(ask(&node, Method::POST, "/drain", "").await.0, 403);
+    let store = StoreMasterFixture::start(MasterImplementation::Moongate, MetadataMode::Handshake).await;
+    let node = InProcessNode::start_with(&store, &["--allow-peers=10.0.0.0/8"]).await;
+    assert_eq!(send(&node, Method::POST, "/drain", "").await.0, 403);
     // Whoever looks after the node may look.
     assert_eq!(node.get("/metrics").await.0, 200);
     let ours = client(&store, &Supervisor::new());
@@ -216,9 +217,9 @@ async fn only_peers_may() {
 
 #[tokio::test]
 async fn a_token_guards_the_api() {
-    let store = Store::start(Whose::Ours, Found::ByHandshake).await;
-    let node = Node::start_with(&store, &["--api-token=moon"]).await;
-    let (status, answer) = ask(&node, Method::POST, "/api/mount", r#"{"size": 16777216}"#).await;
+    let store = StoreMasterFixture::start(MasterImplementation::Moongate, MetadataMode::Handshake).await;
+    let node = InProcessNode::start_with(&store, &["--api-token=moon"]).await;
+    let (status, answer) = send(&node, Method::POST, "/api/mount", r#"{"size": 16777216}"#).await;
     assert_eq!(status, 401, "{answer}");
     assert_eq!(node.metric("moongate_store_refused_api_calls_total").await, 1);
     let exist = Client::new().get(node.url("/api/exist/k")).bearer_auth("moon").send().await.unwrap();

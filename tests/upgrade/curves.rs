@@ -4,14 +4,19 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use moongate_loadtest::simulate::{Plot, Scale};
+use moongate_loadtest::simulate::{AxisScale, SvgPlot};
 
-use crate::load::{Plan, Report, Sample, replace_nodes};
-use crate::nodes::Whose;
+use crate::load::{CacheHitSample, UpgradeLoadPlan, UpgradeLoadReport, replace_nodes};
+use crate::nodes::StoreImplementation;
 
 /// Each prompt is asked for again after ten seconds or so, and a node is replaced whenever all have been.
-const PLAN: Plan =
-    Plan { prompts: 360, pause: Duration::from_millis(100), before: 360, after_each: 540, after_all: 360 };
+const PLAN: UpgradeLoadPlan = UpgradeLoadPlan {
+    prompts: 360,
+    pause: Duration::from_millis(100),
+    before: 360,
+    after_each: 540,
+    after_all: 360,
+};
 /// Seconds over which found pages are averaged.
 const STEP: f64 = 1.0;
 /// Seconds that are shown.
@@ -24,13 +29,13 @@ const STYLE: &str = "\
 .ours{stroke:var(--ours)}.theirs{stroke:var(--theirs)}.dash{stroke-dasharray:3 4;stroke-width:1}";
 
 /// What was found in each step of time, in the middle of which each point is.
-fn curve(samples: &[Sample], begun: Instant) -> Vec<(f64, f64)> {
-    let seconds = |sample: &Sample| (sample.at - begun).as_secs_f64();
+fn curve(samples: &[CacheHitSample], begun: Instant) -> Vec<(f64, f64)> {
+    let seconds = |sample: &CacheHitSample| (sample.at - begun).as_secs_f64();
     let mut points = Vec::new();
     for step in 0..(SHOWN / STEP) as u32 {
         let (from, to) = (f64::from(step) * STEP, f64::from(step + 1) * STEP);
         let within = samples.iter().filter(|sample| (from..to).contains(&seconds(sample)));
-        let found: Vec<f64> = within.map(|sample| sample.found).collect();
+        let found: Vec<f64> = within.map(|sample| sample.cached_share).collect();
         if !found.is_empty() {
             points.push((f64::midpoint(from, to), found.iter().sum::<f64>() / found.len() as f64));
         }
@@ -38,9 +43,9 @@ fn curve(samples: &[Sample], begun: Instant) -> Vec<(f64, f64)> {
     points
 }
 
-fn draw(ours: &Report, theirs: &Report, title: &str) -> String {
+fn draw(ours: &UpgradeLoadReport, theirs: &UpgradeLoadReport, title: &str) -> String {
     let axes = ("seconds", "share of pages found");
-    let mut plot = Plot::new(Scale::Linear(0.0, SHOWN), Scale::Linear(0.0, 1.25), axes);
+    let mut plot = SvgPlot::new(AxisScale::Linear(0.0, SHOWN), AxisScale::Linear(0.0, 1.25), axes);
     for (report, class, name) in [(theirs, "theirs", "Mooncake"), (ours, "ours", "Moongate")] {
         let begun = report.samples[0].at;
         for replaced in &report.replaced {
@@ -63,9 +68,9 @@ async fn both_stores_are_drawn() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/upgrade");
     std::fs::create_dir_all(&folder).unwrap();
     for (signal, name) in [("TERM", "sigterm"), ("KILL", "kill-9")] {
-        let theirs = replace_nodes(Whose::Theirs, signal, PLAN).await;
+        let theirs = replace_nodes(StoreImplementation::Mooncake, signal, PLAN).await;
         println!("{signal}, Mooncake: {}", theirs.line());
-        let ours = replace_nodes(Whose::Ours, signal, PLAN).await;
+        let ours = replace_nodes(StoreImplementation::Moongate, signal, PLAN).await;
         println!("{signal}, Moongate: {}", ours.line());
         let title = format!("Pages found while store nodes are replaced ({signal})");
         std::fs::write(folder.join(format!("{name}.svg")), draw(&ours, &theirs, &title)).unwrap();

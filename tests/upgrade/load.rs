@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use moongate_loadtest::engine::{Face, Role, SimConfig, SimEngine, SimFleet, SimStats};
+use moongate_loadtest::engine::{SharedL3Store, SimEngine, SimEngineOptions, SimProtocol, SimRole, SimStats};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::nodes::{NODES, Store, Whose};
-use crate::world::fleet::Engines;
-use crate::world::gateway::Gateway;
-use crate::world::stored::{PAGE, prompt};
-use crate::world::{client, until};
+use crate::nodes::{NODES, StoreImplementation, UpgradeStore};
+use crate::world::fleet::TestEngines;
+use crate::world::gateway::TestGateway;
+use crate::world::store_prompts::{BLOCK_TOKENS, prompt};
+use crate::world::{client, wait_until};
 
 /// Pages of a prompt that can come from a cache.
 const PAGES: u32 = 6;
@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(180);
 
 /// What is asked, and when nodes are replaced: how many requests are answered before that, after each, and at last.
 #[derive(Clone, Copy)]
-pub(crate) struct Plan {
+pub(crate) struct UpgradeLoadPlan {
     pub(crate) prompts: u32,
     /// How long a client waits before its next request.
     pub(crate) pause: Duration,
@@ -35,41 +35,42 @@ pub(crate) struct Plan {
 
 /// One answered request.
 #[derive(Clone, Copy)]
-pub(crate) struct Sample {
+pub(crate) struct CacheHitSample {
     pub(crate) at: Instant,
     /// Share of the pages that could come from a cache which did.
-    pub(crate) found: f64,
+    pub(crate) cached_share: f64,
 }
 
 /// What has come of it.
-pub(crate) struct Report {
-    pub(crate) samples: Vec<Sample>,
+pub(crate) struct UpgradeLoadReport {
+    pub(crate) samples: Vec<CacheHitSample>,
     /// When each node began to be replaced.
     pub(crate) replaced: Vec<Instant>,
     /// When the time after the replacements began.
     ended: Instant,
-    pub(crate) right: u64,
-    pub(crate) wrong: u64,
+    pub(crate) correct: u64,
+    pub(crate) corrupt: u64,
     pub(crate) failures: u64,
 }
 
-impl Report {
-    fn found(&self, when: Range<Instant>) -> f64 {
+impl UpgradeLoadReport {
+    fn cached_share(&self, when: Range<Instant>) -> f64 {
         let within = self.samples.iter().filter(|sample| when.contains(&sample.at));
-        let (count, sum) = within.fold((0_u32, 0.0), |(count, sum), sample| (count + 1, sum + sample.found));
+        let (count, sum) =
+            within.fold((0_u32, 0.0), |(count, sum), sample| (count + 1, sum + sample.cached_share));
         sum / f64::from(count.max(1))
     }
 
     /// The share of pages that was found before, while nodes were replaced, and after.
     pub(crate) fn shares(&self) -> [f64; 3] {
         let (begun, replaced, end) = (self.samples[0].at, self.replaced[0], Instant::now());
-        [begun..replaced, replaced..self.ended, self.ended..end].map(|when| self.found(when))
+        [begun..replaced, replaced..self.ended, self.ended..end].map(|when| self.cached_share(when))
     }
 
     /// For people.
     pub(crate) fn line(&self) -> String {
         let [before, during, after] = self.shares();
-        let Self { right, wrong, failures, .. } = self;
+        let Self { correct: right, corrupt: wrong, failures, .. } = self;
         format!(
             "found {before:.4} before, {during:.4} in {:.1?} of replacements, {after:.4} after; \
              {right} objects right, {wrong} wrong, {failures} could not be got",
@@ -79,36 +80,36 @@ impl Report {
 }
 
 /// Engines that hardly remember anything themselves.
-async fn engines(store: &Store) -> Engines {
-    let fleet = SimFleet::on(store.client());
+async fn engines(store: &UpgradeStore) -> TestEngines {
+    let fleet = SharedL3Store::with_mooncake(store.client());
     let mut workers = Vec::new();
     for _ in 0..2 {
-        let mut config = SimConfig::new(Role::Plain, Face::Sglang).fast();
+        let mut config = SimEngineOptions::new(SimRole::Plain, SimProtocol::Sglang).fast();
         config.use_storage = true;
-        config.device_tokens = (PAGES * PAGE) as usize;
-        workers.push(SimEngine::start_in(config, &fleet).await.unwrap());
+        config.device_tokens = (PAGES * BLOCK_TOKENS) as usize;
+        workers.push(SimEngine::start_with_store(config, &fleet).await.unwrap());
     }
-    Engines { prefills: Vec::new(), decodes: Vec::new(), workers }
+    TestEngines { prefills: Vec::new(), decodes: Vec::new(), workers }
 }
 
-struct Load {
+struct UpgradeLoad {
     url: String,
-    plan: Plan,
+    plan: UpgradeLoadPlan,
     next: AtomicUsize,
     stop: AtomicBool,
-    samples: Mutex<Vec<Sample>>,
+    samples: Mutex<Vec<CacheHitSample>>,
 }
 
-impl Load {
-    async fn ask(&self, client: &reqwest::Client, number: u32) {
+impl UpgradeLoad {
+    async fn send(&self, client: &reqwest::Client, number: u32) {
         let body = json!({"model": "sim", "prompt": prompt(number, PAGES), "max_tokens": 1});
         let response = client.post(&self.url).json(&body).send().await.unwrap();
         let status = response.status();
         let answer: Value = response.json().await.unwrap();
         assert_eq!(status, 200, "{answer}");
         let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_f64();
-        let found = cached.unwrap_or_else(|| panic!("{answer}")) / f64::from(PAGES * PAGE);
-        self.samples.lock().push(Sample { at: Instant::now(), found });
+        let found = cached.unwrap_or_else(|| panic!("{answer}")) / f64::from(PAGES * BLOCK_TOKENS);
+        self.samples.lock().push(CacheHitSample { at: Instant::now(), cached_share: found });
     }
 
     /// Asks until it is told to stop.
@@ -116,13 +117,13 @@ impl Load {
         let client = client();
         while !self.stop.load(Ordering::Relaxed) {
             let number = self.next.fetch_add(1, Ordering::Relaxed) as u32 % self.plan.prompts;
-            self.ask(&client, number).await;
+            self.send(&client, number).await;
             tokio::time::sleep(self.plan.pause).await;
         }
     }
 
     /// Waits for so many more answers.
-    async fn more(&self, count: usize) {
+    async fn wait_for_responses(&self, count: usize) {
         let wanted = self.samples.lock().len() + count;
         let waited = async {
             while self.samples.lock().len() < wanted {
@@ -134,13 +135,17 @@ impl Load {
 }
 
 /// Puts a store under load and replaces each of its nodes' processes, which ends by this signal. No request may fail.
-pub(crate) async fn replace_nodes(whose: Whose, signal: &str, plan: Plan) -> Report {
-    let mut store = Store::start(whose).await;
+pub(crate) async fn replace_nodes(
+    whose: StoreImplementation,
+    signal: &str,
+    plan: UpgradeLoadPlan,
+) -> UpgradeLoadReport {
+    let mut store = UpgradeStore::start(whose).await;
     let engines = engines(&store).await;
     let mut flags = engines.flags();
     flags.push(format!("--mooncake-admin={}", store.admin()));
-    let gateway = Gateway::start_ready(&flags).await;
-    let load = Load {
+    let gateway = TestGateway::start_ready(&flags).await;
+    let load = UpgradeLoad {
         url: gateway.url("/v1/completions"),
         plan,
         next: AtomicUsize::new(0),
@@ -149,35 +154,35 @@ pub(crate) async fn replace_nodes(whose: Whose, signal: &str, plan: Plan) -> Rep
     };
     let client = client();
     for number in 0..plan.prompts {
-        load.ask(&client, number).await;
+        load.send(&client, number).await;
     }
     let all_put = u64::from(plan.prompts * PAGES * 2);
     let sum = |count: fn(&SimStats) -> u64| engines.all().map(|engine| count(&engine.stats())).sum::<u64>();
-    until("all pages are stored", || sum(|stats| stats.store_puts) >= all_put).await;
+    wait_until("all pages are stored", || sum(|stats| stats.store_puts) >= all_put).await;
     load.samples.lock().clear();
 
     let upgrade = async {
-        load.more(plan.before).await;
+        load.wait_for_responses(plan.before).await;
         let mut replaced = Vec::new();
         for node in &mut store.nodes {
             replaced.push(Instant::now());
             node.replace(signal).await;
-            load.more(plan.after_each).await;
+            load.wait_for_responses(plan.after_each).await;
         }
         let ended = Instant::now();
-        load.more(plan.after_all).await;
+        load.wait_for_responses(plan.after_all).await;
         load.stop.store(true, Ordering::Relaxed);
         (replaced, ended)
     };
     let clients = join_all((0..CLIENTS).map(|_| load.run()));
     let ((replaced, ended), _) = tokio::join!(upgrade, clients);
     assert_eq!(replaced.len(), NODES);
-    Report {
+    UpgradeLoadReport {
         samples: load.samples.into_inner(),
         replaced,
         ended,
-        right: sum(|stats| stats.store_hits),
-        wrong: sum(|stats| stats.store_wrong),
+        correct: sum(|stats| stats.store_hits),
+        corrupt: sum(|stats| stats.store_wrong),
         failures: sum(|stats| stats.store_failures),
     }
 }

@@ -5,22 +5,23 @@
 mod curves;
 mod load;
 mod nodes;
-#[path = "../../kvstore/tests/store/world.rs"]
+#[path = "../../kvstore/tests/store/harness.rs"]
 mod store;
 #[path = "../world/mod.rs"]
 mod world;
 
 use std::time::Duration;
 
-use load::{Plan, replace_nodes};
-use nodes::Whose;
+use load::{UpgradeLoadPlan, replace_nodes};
+use nodes::StoreImplementation;
 
-const PLAN: Plan = Plan { prompts: 48, pause: Duration::ZERO, before: 200, after_each: 66, after_all: 200 };
+const PLAN: UpgradeLoadPlan =
+    UpgradeLoadPlan { prompts: 48, pause: Duration::ZERO, before: 200, after_each: 66, after_all: 200 };
 
 async fn nothing_is_lost(signal: &str) {
-    let report = replace_nodes(Whose::Ours, signal, PLAN).await;
+    let report = replace_nodes(StoreImplementation::Moongate, signal, PLAN).await;
     println!("{signal}: {}", report.line());
-    assert_eq!(report.wrong, 0, "bytes that nobody has put there");
+    assert_eq!(report.corrupt, 0, "bytes that nobody has put there");
     let [before, during, after] = report.shares();
     assert!(before > 0.9, "{before} of the pages come from the store");
     assert!(during >= 0.99 * before, "{during} while nodes were replaced, {before} before");

@@ -12,16 +12,16 @@ use std::time::{Duration, Instant};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
-use moongate_kvclient::{Client as StoreClient, Options as StoreOptions, PutOptions};
+use moongate_kvclient::{KvClient as StoreClient, KvClientOptions as StoreOptions, PutOptions};
 use moongate_master::RunningMaster;
-use moongate_master::flags::{self, Asked};
-use moongate_operator::Options;
+use moongate_master::flags::{self, MasterInvocation};
+use moongate_operator::OperatorOptions;
 use moongate_runtime::Supervisor;
-use moongate_testkit::{ControlPlane, Kubelet, Pace};
+use moongate_testkit::{ControlPlane, FakeKubelet, KubeletTimings};
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::{Value, json};
 
-use nodes::Nodes;
+use nodes::StoreNodePods;
 
 /// Long, because it only says when something hangs.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -29,7 +29,7 @@ const OBJECTS: usize = 60;
 const SIZE: usize = 100_000;
 
 /// Waits until there is an answer.
-async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+async fn wait_until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
         if let Some(answer) = ask().await {
@@ -45,7 +45,7 @@ async fn install(client: &Client) {
     for crd in rbg_api::crds::all() {
         api.create(&PostParams::default(), &crd).await.unwrap();
         let name = crd.metadata.name.unwrap();
-        eventually(&name, async || {
+        wait_until(&name, async || {
             let status = api.get(&name).await.unwrap().status?;
             let mut conditions = status.conditions?.into_iter();
             conditions.find(|one| one.type_ == "Established" && one.status == "True")
@@ -56,7 +56,7 @@ async fn install(client: &Client) {
 
 async fn start_master(supervisor: &Supervisor) -> RunningMaster {
     let line = ["--rpc_address=127.0.0.1", "--rpc_port=0", "--metrics_host=127.0.0.1", "--metrics_port=0"];
-    let Asked::Serve(options) = flags::read(line.map(OsString::from), |_| None).unwrap() else {
+    let MasterInvocation::Serve(options) = flags::read(line.map(OsString::from), |_| None).unwrap() else {
         panic!("the master is asked to serve")
     };
     moongate_master::start(*options, supervisor).await.unwrap()
@@ -71,7 +71,7 @@ fn roles(image: &str, port: u16) -> Value {
 
 /// Waits until the group says of its present spec that nothing is left to do.
 async fn settled(groups: &Api<RoleBasedGroup>) {
-    eventually("the group is settled", async || {
+    wait_until("the group is settled", async || {
         let group = groups.get("g").await.unwrap();
         let status = group.status?;
         let has = |kind: &str, value: &str| {
@@ -95,13 +95,17 @@ async fn store_nodes_are_replaced_one_after_another_without_a_loss() {
     let namespace = plane.namespace("stores").await.unwrap();
     let client = namespace.client.clone();
     install(&client).await;
-    let nodes = Nodes::new(&master.rpc_address().to_string(), &master.faces().admin.to_string()).await;
+    let nodes =
+        StoreNodePods::new(&master.rpc_address().to_string(), &master.service_addresses().admin.to_string())
+            .await;
     let _kubelet =
-        Kubelet::run(client.clone(), &namespace.name, Pace::default(), nodes.clone()).await.unwrap();
-    let options = Options {
+        FakeKubelet::run(client.clone(), &namespace.name, KubeletTimings::default(), nodes.clone())
+            .await
+            .unwrap();
+    let options = OperatorOptions {
         kubeconfig: Some(plane.kubeconfig()),
         namespace: Some(namespace.name.clone()),
-        ..Options::default()
+        ..OperatorOptions::default()
     };
     let running = {
         let supervisor = supervisor.clone();
@@ -123,7 +127,7 @@ async fn store_nodes_are_replaced_one_after_another_without_a_loss() {
     settled(&groups).await;
 
     let seen = nodes.seen.lock().clone();
-    assert_eq!(seen.wrong, [""; 0]);
+    assert_eq!(seen.violations, [""; 0]);
     assert_eq!(seen.replaced, ["g-store-2", "g-store-1", "g-store-0"]);
     for number in 0..OBJECTS {
         let got = store.get(&format!("object-{number}")).await.unwrap();

@@ -5,41 +5,41 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use moongate_testkit::{Runtime, address};
+use moongate_testkit::{PodRuntime, pod_address};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::net::TcpListener;
 
-use crate::world::binary::Binary;
-use crate::world::{client, until};
+use crate::world::process::MoongateProcess;
+use crate::world::{client, wait_until};
 
 /// A node is back only after this, although the kubelet calls its container ready before.
 const ABSENCE: Duration = Duration::from_secs(1);
 
 /// What the kubelet has seen.
 #[derive(Clone, Default)]
-pub(crate) struct Seen {
+pub(crate) struct ObservedReplacements {
     /// Pods in the order in which they were restarted.
     pub(crate) replaced: Vec<String>,
     /// What must not be.
-    pub(crate) wrong: Vec<String>,
+    pub(crate) violations: Vec<String>,
 }
 
 #[derive(Clone)]
-pub(crate) struct Nodes {
+pub(crate) struct StoreNodePods {
     /// Where all of them serve HTTP.
     pub(crate) port: u16,
-    pub(crate) seen: Arc<Mutex<Seen>>,
+    pub(crate) seen: Arc<Mutex<ObservedReplacements>>,
     master: String,
     /// Where the master tells about objects.
     admin: String,
     folder: Arc<tempfile::TempDir>,
     /// By address.
-    running: Arc<Mutex<HashMap<String, Binary>>>,
-    holders: Arc<Mutex<Vec<Binary>>>,
+    running: Arc<Mutex<HashMap<String, MoongateProcess>>>,
+    holders: Arc<Mutex<Vec<MoongateProcess>>>,
 }
 
-impl Nodes {
+impl StoreNodePods {
     pub(crate) async fn new(master: &str, admin: &str) -> Self {
         let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
         Self {
@@ -60,11 +60,11 @@ impl Nodes {
         let master = format!("-Dmaster_server_address={}", self.master);
         let metadata = "-Dmetadata_server=P2PHANDSHAKE";
         let size = "-Dglobal_segment_size=64mb";
-        let node = Binary::start(&["store", &port, &host, &master, metadata, size, &memory]);
+        let node = MoongateProcess::start(&["store", &port, &host, &master, metadata, size, &memory]);
         self.running.lock().insert(ip.to_owned(), node);
     }
 
-    async fn settled(&self, ip: &str) -> (u16, Value) {
+    async fn wait_until_settled(&self, ip: &str) -> (u16, Value) {
         let asked = client().get(format!("http://{ip}:{}/settled", self.port)).send().await;
         match asked {
             Ok(answer) => (answer.status().as_u16(), answer.json().await.unwrap_or_default()),
@@ -73,7 +73,7 @@ impl Nodes {
     }
 
     /// Whether an object that is put now may get there.
-    async fn is_given(&self, ip: &str, other: &str) -> bool {
+    async fn receives_new_objects(&self, ip: &str, other: &str) -> bool {
         for number in 0..20 {
             let key = format!("beside-{ip}-{number}");
             let put = client().put(format!("http://{other}:{}/api/put", self.port));
@@ -89,19 +89,23 @@ impl Nodes {
         false
     }
 
-    fn wrong(&self, what: String) {
-        self.seen.lock().wrong.push(what);
+    fn record_violation(&self, what: String) {
+        self.seen.lock().violations.push(what);
     }
 }
 
-impl Runtime for Nodes {
+impl PodRuntime for StoreNodePods {
     async fn start(&self, pod: &Pod) -> String {
-        let ip = address(pod, 127);
+        let ip = pod_address(pod, 127);
         let socket = self.folder.path().join(&ip);
-        self.holders.lock().push(Binary::start(&["store-holder", "--socket", socket.to_str().unwrap()]));
-        until("the holder is there", || socket.exists()).await;
+        self.holders.lock().push(MoongateProcess::start(&[
+            "store-holder",
+            "--socket",
+            socket.to_str().unwrap(),
+        ]));
+        wait_until("the holder is there", || socket.exists()).await;
         self.run(&ip);
-        while self.settled(&ip).await.0 != 200 {
+        while self.wait_until_settled(&ip).await.0 != 200 {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         ip
@@ -114,24 +118,24 @@ impl Runtime for Nodes {
         let ip = status.pod_ip.clone().unwrap();
         let mut conditions = status.conditions.iter().flatten();
         if conditions.any(|one| one.type_ == "InPlaceUpdateReady" && one.status == "True") {
-            self.wrong(format!("{name} is restarted with an open gate"));
+            self.record_violation(format!("{name} is restarted with an open gate"));
         }
-        let (code, body) = self.settled(&ip).await;
+        let (code, body) = self.wait_until_settled(&ip).await;
         if code != 202 || body["drained"] != true {
-            self.wrong(format!("{name} is restarted before it has drained: {code} {body}"));
+            self.record_violation(format!("{name} is restarted before it has drained: {code} {body}"));
         }
         let others: Vec<String> = self.running.lock().keys().filter(|other| **other != ip).cloned().collect();
-        for other in others {
-            if self.settled(&other).await.0 != 200 {
-                self.wrong(format!("{name} is restarted before {other} has settled"));
-            } else if self.is_given(&ip, &other).await {
-                self.wrong(format!("{name} is given objects although it has drained"));
+        for passthrough in others {
+            if self.wait_until_settled(&passthrough).await.0 != 200 {
+                self.record_violation(format!("{name} is restarted before {passthrough} has settled"));
+            } else if self.receives_new_objects(&ip, &passthrough).await {
+                self.record_violation(format!("{name} is given objects although it has drained"));
             }
         }
         self.seen.lock().replaced.push(name);
         let old = self.running.lock().remove(&ip).unwrap();
         old.signal("TERM").await;
-        assert!(old.ended().await.status.success());
+        assert!(old.wait().await.status.success());
         let nodes = self.clone();
         tokio::spawn(async move {
             tokio::time::sleep(ABSENCE).await;

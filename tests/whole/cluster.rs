@@ -7,13 +7,13 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, ListParams, PostParams};
-use moongate_testkit::{ControlPlane, Kubelet, Namespace, Pace};
+use moongate_testkit::{ControlPlane, FakeKubelet, KubeletTimings, TestNamespace};
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::json;
 
 use super::host::{self, run};
-use super::pods::{Pods, program};
-use super::services::Services;
+use super::pods::{ProcessPodRuntime, program};
+use super::services::ServiceProxy;
 
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/moongate");
 const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/moongate/examples/simulated.yaml");
@@ -21,47 +21,47 @@ const VALUES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/whole");
 const HELM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/helm");
 const FOLDER: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/whole");
 /// Long, because it only says when something hangs.
-const PATIENCE: Duration = Duration::from_secs(240);
+const TEST_TIMEOUT: Duration = Duration::from_secs(240);
 const PAUSE: Duration = Duration::from_millis(100);
 
-pub(crate) struct Cluster {
+pub(crate) struct EndToEndCluster {
     plane: ControlPlane,
-    pub(crate) namespace: Namespace,
+    pub(crate) namespace: TestNamespace,
     /// Of what programs write down, which stays for a look.
     pub(crate) folder: PathBuf,
-    runtime: Pods,
-    _kubelet: Kubelet,
+    runtime: ProcessPodRuntime,
+    _kubelet: FakeKubelet,
 }
 
 /// Waits until there is an answer.
-pub(crate) async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Result<T, String>) -> T {
+pub(crate) async fn wait_until<T>(what: &str, mut ask: impl AsyncFnMut() -> Result<T, String>) -> T {
     let begun = Instant::now();
     loop {
         match ask().await {
             Ok(answer) => return answer,
-            Err(last) => assert!(begun.elapsed() < PATIENCE, "not in time: {what}: {last}"),
+            Err(last) => assert!(begun.elapsed() < TEST_TIMEOUT, "not in time: {what}: {last}"),
         }
         tokio::time::sleep(PAUSE).await;
     }
 }
 
-impl Cluster {
+impl EndToEndCluster {
     /// Starts everything but the release.
     pub(crate) async fn start() -> Self {
         let plane = ControlPlane::start().await.unwrap();
         let namespace = plane.namespace("whole").await.unwrap();
         let config = plane.config(&namespace.name).await.unwrap();
         let port = config.cluster_url.port_u16().unwrap();
-        Services::start(&namespace.client, ([127, 0, 0, 1], port).into()).await;
+        ServiceProxy::start(&namespace.client, ([127, 0, 0, 1], port).into()).await;
         let folder = PathBuf::from(FOLDER);
         // That of the run before.
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).unwrap();
         host::resolve(&folder, &namespace.name);
-        let pods = Pods::new(namespace.client.clone(), folder.join("pods"));
-        let pace = Pace::default();
+        let pods = ProcessPodRuntime::new(namespace.client.clone(), folder.join("pods"));
+        let pace = KubeletTimings::default();
         let kubelet =
-            Kubelet::run(namespace.client.clone(), &namespace.name, pace, pods.clone()).await.unwrap();
+            FakeKubelet::run(namespace.client.clone(), &namespace.name, pace, pods.clone()).await.unwrap();
         let cluster = Self { plane, namespace, folder, runtime: pods, _kubelet: kubelet };
         cluster.monitoring_kinds().await;
         cluster
@@ -121,7 +121,7 @@ impl Cluster {
     /// Waits until every pod is ready and the group says of its present spec that nothing is left to do.
     pub(crate) async fn settled(&self) {
         let groups: Api<RoleBasedGroup> = Api::default_namespaced(self.namespace.client.clone());
-        eventually("the release is ready", async || {
+        wait_until("the release is ready", async || {
             let group = groups.list(&ListParams::default()).await.map_err(|error| error.to_string())?;
             let group = group.items.into_iter().next().ok_or("there is no group")?;
             let status = group.status.unwrap_or_default();

@@ -20,12 +20,12 @@ const FIRST_TOKEN: &str = "gen_ai.response.time_to_first_chunk";
 
 /// What has arrived.
 #[derive(Clone, Default)]
-pub(crate) struct Collector(Arc<Mutex<Vec<Span>>>);
+pub(crate) struct SpanCollector(Arc<Mutex<Vec<Span>>>);
 
-impl Collector {
+impl SpanCollector {
     /// Starts one; answers with where pods reach it.
     pub(crate) async fn start() -> (Self, String) {
-        async fn take(State(collector): State<Collector>, body: Bytes) {
+        async fn take(State(collector): State<SpanCollector>, body: Bytes) {
             let request = ExportTraceServiceRequest::decode(body).unwrap();
             let scopes = request.resource_spans.into_iter().flat_map(|resource| resource.scope_spans);
             collector.0.lock().extend(scopes.flat_map(|scope| scope.spans));

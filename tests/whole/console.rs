@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
-use super::cluster::{Cluster, name};
+use super::cluster::{EndToEndCluster, name};
 use super::host::{self, run};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
@@ -23,7 +23,7 @@ pub(crate) fn set_up() {
 }
 
 /// The page shows every engine by its pod's name, all pairs and store nodes, and where a prompt is cached.
-pub(crate) async fn check(cluster: &Cluster, base: &str, model: &str) {
+pub(crate) async fn check(cluster: &EndToEndCluster, base: &str, model: &str) {
     let pods = cluster.pods().await;
     let of = |role: &str| pods.iter().filter(|pod| is_of(pod, role)).map(name).collect::<Vec<_>>();
     let [prefill, decode, store] = ["prefill", "decode", "mooncake-store"].map(of);

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use tokio::net::UdpSocket;
 
 use super::host::DNS;
-use super::services::Services;
+use super::services::ServiceProxy;
 
 const SUFFIX: &str = ".svc.cluster.local";
 /// Type of a question for an IPv4 address.
@@ -13,7 +13,7 @@ const A: u16 = 1;
 const HEADER: usize = 12;
 
 /// Answers at the cluster's DNS.
-pub(crate) async fn start(services: Services) {
+pub(crate) async fn start(services: ServiceProxy) {
     let socket = UdpSocket::bind((DNS, 53)).await.unwrap();
     tokio::spawn(async move {
         let mut packet = [0; 512];
@@ -26,7 +26,7 @@ pub(crate) async fn start(services: Services) {
     });
 }
 
-fn answer(services: &Services, query: &[u8]) -> Option<Vec<u8>> {
+fn answer(services: &ServiceProxy, query: &[u8]) -> Option<Vec<u8>> {
     let mut labels = Vec::new();
     let mut at = HEADER;
     loop {
@@ -60,7 +60,7 @@ fn answer(services: &Services, query: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// `None` if there is no such name.
-fn addresses(services: &Services, name: &str) -> Option<Vec<Ipv4Addr>> {
+fn addresses(services: &ServiceProxy, name: &str) -> Option<Vec<Ipv4Addr>> {
     let name = name.strip_suffix(SUFFIX)?;
     let parts: Vec<&str> = name.split('.').collect();
     let (host, service, namespace) = match parts[..] {

@@ -21,7 +21,7 @@ ip link set pods up
 ";
 
 /// Runs a test on such a host, which takes root's rights. The test is this one, so that it comes here twice.
-pub(crate) fn alone(test: &str, story: impl Future<Output = ()>) {
+pub(crate) fn run_isolated(test: &str, story: impl Future<Output = ()>) {
     if std::env::var_os(INSIDE).is_some() {
         run("sh", &["-ec", NETWORK]);
         tokio::runtime::Runtime::new().unwrap().block_on(story);

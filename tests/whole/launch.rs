@@ -9,14 +9,14 @@ use kube::{Api, Client};
 const ENTRYPOINT: &str = "/moongate";
 
 /// What a container is to run.
-pub(crate) struct Launch {
+pub(crate) struct ContainerLaunch {
     pub(crate) arguments: Vec<String>,
     pub(crate) env: Vec<(String, String)>,
 }
 
-impl Launch {
+impl ContainerLaunch {
     /// Resolves the variables of a container, and its arguments with them.
-    pub(crate) async fn of(client: &Client, pod: &Pod, container: &Container, address: &str) -> Self {
+    pub(crate) async fn from_spec(client: &Client, pod: &Pod, container: &Container, address: &str) -> Self {
         let mut known = HashMap::new();
         let mut env = Vec::new();
         // Where the API server is stands in every container.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use moongate_loadtest::generate::prompt::unique_prompt;
-use moongate_loadtest::generate::{Failure, Outcome, Target, TargetApi};
+use moongate_loadtest::generate::{LoadTarget, LoadTargetApi, RequestFailure, RequestMeasurement};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -24,41 +24,41 @@ const PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: f64 = 5.0;
 
 /// One request that has ended.
-pub(crate) struct Sample {
+pub(crate) struct RequestSample {
     begun: Instant,
-    outcome: Result<Outcome, Failure>,
+    outcome: Result<RequestMeasurement, RequestFailure>,
 }
 
 /// Clients at work.
-pub(crate) struct Load {
-    samples: Arc<Mutex<Vec<Sample>>>,
+pub(crate) struct ConversationLoad {
+    samples: Arc<Mutex<Vec<RequestSample>>>,
     stop: Arc<AtomicBool>,
     clients: JoinSet<()>,
 }
 
 /// What was seen in a span of time.
 #[derive(Debug, Clone)]
-pub(crate) struct Seen {
+pub(crate) struct LoadSummary {
     pub(crate) requests: usize,
-    pub(crate) failures: Vec<Failure>,
+    pub(crate) failures: Vec<RequestFailure>,
     /// Share of prompt tokens that came from a cache.
     pub(crate) cached: f64,
     pub(crate) p50: Duration,
     pub(crate) p99: Duration,
-    pub(crate) took: Duration,
+    pub(crate) duration: Duration,
 }
 
-impl Load {
+impl ConversationLoad {
     pub(crate) fn start(base: &str, model: &str) -> Self {
-        let (samples, stop) = (Arc::<Mutex<Vec<Sample>>>::default(), Arc::<AtomicBool>::default());
+        let (samples, stop) = (Arc::<Mutex<Vec<RequestSample>>>::default(), Arc::<AtomicBool>::default());
         let mut clients = JoinSet::new();
         for number in 0..CLIENTS {
-            let target = Target {
+            let target = LoadTarget {
                 client: reqwest::Client::builder().no_proxy().build().unwrap(),
-                base: base.to_owned(),
-                api: TargetApi::Chat,
+                base_url: base.to_owned(),
+                api: LoadTargetApi::Chat,
                 model: model.to_owned(),
-                silence: Duration::from_secs(120),
+                idle_timeout: Duration::from_secs(120),
             };
             clients.spawn(converse(target, number, Arc::clone(&samples), Arc::clone(&stop)));
         }
@@ -66,7 +66,7 @@ impl Load {
     }
 
     /// Waits until so many more requests have ended.
-    pub(crate) async fn more(&self, count: usize) {
+    pub(crate) async fn wait_for_requests(&self, count: usize) {
         let wanted = self.samples.lock().len() + count;
         while self.samples.lock().len() < wanted {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -74,7 +74,7 @@ impl Load {
     }
 
     /// What was seen of the requests that began in this time.
-    pub(crate) fn seen(&self, from: Instant, to: Instant) -> Seen {
+    pub(crate) fn summary(&self, from: Instant, to: Instant) -> LoadSummary {
         let samples = self.samples.lock();
         let within = samples.iter().filter(|sample| (from..to).contains(&sample.begun));
         let (mut first, mut failures, mut cached, mut tokens) = (Vec::new(), Vec::new(), 0, 0);
@@ -92,7 +92,7 @@ impl Load {
         let at = |share: f64| first.get((first.len() as f64 * share) as usize).copied().unwrap_or_default();
         let cached = cached as f64 / tokens as f64;
         let requests = first.len() + failures.len();
-        Seen { requests, failures, cached, p50: at(0.5), p99: at(0.99), took: to - from }
+        LoadSummary { requests, failures, cached, p50: at(0.5), p99: at(0.99), duration: to - from }
     }
 
     /// Lets every client end its request.
@@ -104,7 +104,12 @@ impl Load {
     }
 }
 
-async fn converse(target: Target, client: u64, samples: Arc<Mutex<Vec<Sample>>>, stop: Arc<AtomicBool>) {
+async fn converse(
+    target: LoadTarget,
+    client: u64,
+    samples: Arc<Mutex<Vec<RequestSample>>>,
+    stop: Arc<AtomicBool>,
+) {
     for conversation in 0.. {
         // Some have begun earlier than others, so that there are as many first turns as last ones at any time.
         let turns = if conversation == 0 { TURNS - client % TURNS } else { TURNS };
@@ -120,7 +125,7 @@ async fn converse(target: Target, client: u64, samples: Arc<Mutex<Vec<Sample>>>,
                 "stream": true, "stream_options": { "include_usage": true }, "temperature": 0 });
             let begun = Instant::now();
             let outcome = target.post("chat/completions", body.to_string().into_bytes()).await;
-            samples.lock().push(Sample { begun, outcome });
+            samples.lock().push(RequestSample { begun, outcome });
             messages.push(json!({ "role": "assistant", "content": "yes" }));
         }
     }

@@ -22,12 +22,12 @@ mod volumes;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-use cluster::{Cluster, eventually};
-use collector::Collector;
+use cluster::{EndToEndCluster, wait_until};
+use collector::SpanCollector;
 use host::run;
-use load::{Load, Seen};
+use load::{ConversationLoad, LoadSummary};
 use opentelemetry_proto::tonic::trace::v1::Span;
-use prometheus::Prometheus;
+use prometheus::PrometheusServer;
 use serde_json::json;
 
 const RELEASE: &str = "simulated";
@@ -36,27 +36,27 @@ const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 /// Requests that are measured before the upgrade, and after: enough for a 99th percentile.
 const MEASURED: usize = 600;
 /// Requests meanwhile or afterwards that show how things are.
-const SOME: usize = 200;
+const SPOT_CHECK_REQUESTS: usize = 200;
 /// Tag of the image to which everything is upgraded.
-const NEXT: &str = "next";
+const UPGRADE_TAG: &str = "next";
 
 #[test]
 #[ignore = "takes minutes, and root's rights"]
 fn from_nothing_to_tokens_and_through_an_upgrade() {
-    host::alone("from_nothing_to_tokens_and_through_an_upgrade", story());
+    host::run_isolated("from_nothing_to_tokens_and_through_an_upgrade", run_scenario());
 }
 
 #[test]
 #[ignore = "takes a quarter of an hour, and root's rights"]
 fn the_published_benchmark_shows_what_was_measured() {
-    host::alone("the_published_benchmark_shows_what_was_measured", multiturn::rows());
+    host::run_isolated("the_published_benchmark_shows_what_was_measured", multiturn::rows());
 }
 
-async fn story() {
+async fn run_scenario() {
     let begun = Instant::now();
     let step = |what: &str| println!("{:6.1} s  {what}", begun.elapsed().as_secs_f64());
-    let cluster = Arc::new(Cluster::start().await);
-    let (collector, endpoint) = Collector::start().await;
+    let cluster = Arc::new(EndToEndCluster::start().await);
+    let (collector, endpoint) = SpanCollector::start().await;
     step("a control plane with a node");
     cluster.helm("install", "upgrade", &[format!("otlp.endpoint={endpoint}")]).await;
     step("helm install");
@@ -67,11 +67,11 @@ async fn story() {
     step("the OpenAI SDK is answered at the gateway's Service");
     trace(&base, &collector).await;
     step("the trace of a request has all spans");
-    let prometheus = Prometheus::start(&cluster).await;
+    let prometheus = PrometheusServer::start(&cluster).await;
     step("Prometheus reads all pods");
     console::check(&cluster, &base, MODEL).await;
     step("the console shows all of it, and where a prompt is cached");
-    let load = Load::start(&base, MODEL);
+    let load = ConversationLoad::start(&base, MODEL);
     let began = SystemTime::now();
     let [before, during, after] = upgrade(&cluster, &load).await;
     for (name, seen) in [("before", &before), ("during the upgrade", &during), ("after", &after)] {
@@ -82,14 +82,14 @@ async fn story() {
     // Now the rest too, and an engine of the kind that is still missing.
     let plain =
         ["engine=simulated", "mode=plain", "replicas=1"].map(|value| format!("engines.plain.{value}"));
-    let settings = [format!("otlp.endpoint={endpoint}"), format!("image.tag={NEXT}")];
+    let settings = [format!("otlp.endpoint={endpoint}"), format!("image.tag={UPGRADE_TAG}")];
     cluster.helm("upgrade", "upgrade", &[&settings[..], &plain].concat()).await;
     cluster.settled().await;
-    load.more(SOME).await;
+    load.wait_for_requests(SPOT_CHECK_REQUESTS).await;
     // By the gateway that stays, so that its failed legs are counted when all queries are looked at.
     cluster.kill(&format!("{RELEASE}-prefill-0"), "engine").await;
-    load.more(SOME).await;
-    let rest = load.seen(rest, Instant::now());
+    load.wait_for_requests(SPOT_CHECK_REQUESTS).await;
+    let rest = load.summary(rest, Instant::now());
     step(&format!("while helm upgraded the rest, and a prefill was killed: {}", line(&rest)));
     let empty = queries::without_data(&prometheus).await;
     step(&format!("queries without data: {}", empty.len()));
@@ -107,8 +107,8 @@ async fn story() {
     assert!(empty.is_empty(), "{empty:?}");
 }
 
-fn line(seen: &Seen) -> String {
-    let Seen { requests, failures, cached, p50, p99, took } = seen;
+fn line(seen: &LoadSummary) -> String {
+    let LoadSummary { requests, failures, cached, p50, p99, duration: took } = seen;
     let failed = failures.len();
     format!(
         "{requests} requests in {took:.1?}, {failed} failed, {:.1} % of tokens cached, time to first token {p50:.2?}, p99 {p99:.2?}",
@@ -117,7 +117,7 @@ fn line(seen: &Seen) -> String {
 }
 
 /// Everything that the SDK's test does with `moongate up`, it does here.
-async fn sdk(cluster: &Cluster, base: &str) {
+async fn sdk(cluster: &EndToEndCluster, base: &str) {
     let python = format!("{}/venv/bin/python", host::sdk().display());
     let check = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sdk/check.py");
     let base = format!("{base}/v1");
@@ -128,7 +128,7 @@ async fn sdk(cluster: &Cluster, base: &str) {
 
 /// A request whose trace is complete, down to the engines. Now and then a decode answers before its prefill has said that it is done:
 /// then there is no transfer to be seen.
-async fn trace(base: &str, collector: &Collector) {
+async fn trace(base: &str, collector: &SpanCollector) {
     for attempt in 1..10 {
         let trace = format!("{attempt}{}", &TRACE[1..]);
         let spans = traced(base, collector, &trace).await;
@@ -140,14 +140,14 @@ async fn trace(base: &str, collector: &Collector) {
     panic!("no request has waited for its KV cache");
 }
 
-async fn traced(base: &str, collector: &Collector, trace: &str) -> Vec<Span> {
+async fn traced(base: &str, collector: &SpanCollector, trace: &str) -> Vec<Span> {
     let body = json!({ "model": MODEL, "max_tokens": 4, "stream": true, "messages": [{ "role": "user", "content": "hello" }] });
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     let request = client.post(format!("{base}/v1/chat/completions")).json(&body);
     let answer =
         request.header("traceparent", format!("00-{trace}-00f067aa0ba902b7-01")).send().await.unwrap();
     assert!(answer.text().await.unwrap().contains("[DONE]"));
-    eventually("the spans arrive", async || {
+    wait_until("the spans arrive", async || {
         let spans = collector.trace(trace);
         let names: Vec<&str> = spans.iter().map(|span| span.name.as_str()).collect();
         let root = format!("chat {MODEL}");
@@ -158,17 +158,17 @@ async fn traced(base: &str, collector: &Collector, trace: &str) -> Vec<Span> {
 }
 
 /// What was seen before, during and after an upgrade in place, first of the stores and then of the engines.
-async fn upgrade(cluster: &Cluster, load: &Load) -> [Seen; 3] {
+async fn upgrade(cluster: &EndToEndCluster, load: &ConversationLoad) -> [LoadSummary; 3] {
     // Caches fill.
-    load.more(SOME).await;
+    load.wait_for_requests(SPOT_CHECK_REQUESTS).await;
     let begun = Instant::now();
-    load.more(MEASURED).await;
+    load.wait_for_requests(MEASURED).await;
     let from = Instant::now();
     for containers in [&["mooncake-store/store"][..], &["prefill", "decode"]] {
-        cluster.upgrade(containers, &format!("moongate:{NEXT}")).await;
+        cluster.upgrade(containers, &format!("moongate:{UPGRADE_TAG}")).await;
         cluster.settled().await;
     }
     let to = Instant::now();
-    load.more(MEASURED).await;
-    [load.seen(begun, from), load.seen(from, to), load.seen(to, Instant::now())]
+    load.wait_for_requests(MEASURED).await;
+    [load.summary(begun, from), load.summary(from, to), load.summary(to, Instant::now())]
 }

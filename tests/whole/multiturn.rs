@@ -5,15 +5,17 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use moongate_loadtest::engine::ServiceModel;
+use moongate_loadtest::engine::EngineTimeModel;
 use moongate_loadtest::generate::prompt::unique_prompt;
-use moongate_loadtest::generate::{Outcome, Target, TargetApi};
-use moongate_loadtest::simulate::{MEASURED, MultiTurnSettings, Shown, published_plot};
+use moongate_loadtest::generate::{LoadTarget, LoadTargetApi, RequestMeasurement};
+use moongate_loadtest::simulate::{
+    BenchmarkResult, MultiTurnOptions, PUBLISHED_MEASUREMENTS, published_plot,
+};
 use serde_json::json;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use super::cluster::Cluster;
+use super::cluster::EndToEndCluster;
 use super::{MODEL, RELEASE};
 
 /// Pause of the sender while as many requests are in flight as allowed.
@@ -29,11 +31,11 @@ const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/whole-system");
 
 /// The three rows of the published table, and the last one again with our routing. Renews the docs' figures and plot.
 pub(crate) async fn rows() {
-    let cluster = Cluster::start().await;
+    let cluster = EndToEndCluster::start().await;
     let base = format!("http://{RELEASE}-gateway:8000");
     println!("| caches, policy | TTFT mean, s | TTFT p90, s | input, tokens/s | reused, % |");
     println!("|---|---:|---:|---:|---:|");
-    let [l1, l2, l3] = &MEASURED;
+    let [l1, l2, l3] = &PUBLISHED_MEASUREMENTS;
     let (mut far, mut seen) = (Vec::new(), Vec::new());
     let runs = [(l1, "round_robin"), (l2, "round_robin"), (l3, "round_robin"), (l3, "predictive")];
     for (number, (row, policy)) in runs.into_iter().enumerate() {
@@ -50,7 +52,7 @@ pub(crate) async fn rows() {
         let command = if number == 0 { "install" } else { "upgrade" };
         cluster.helm(command, "multiturn", &[&settings[..], &anew].concat()).await;
         cluster.settled().await;
-        let (all, took) = run(&base, MODEL, MultiTurnSettings::default(), SCALE).await;
+        let (all, took) = run(&base, MODEL, MultiTurnOptions::default(), SCALE).await;
         let shown = shown(&all, took, (row.caches, policy));
         let pairs = [
             (row.ttft_mean_s, shown.ttft_mean_s),
@@ -72,18 +74,23 @@ pub(crate) async fn rows() {
 }
 
 /// Runs it so many times faster than the engines that are imitated.
-async fn run(base: &str, model: &str, settings: MultiTurnSettings, scale: f64) -> (Vec<Outcome>, Duration) {
-    let target = Arc::new(Target {
+async fn run(
+    base: &str,
+    model: &str,
+    settings: MultiTurnOptions,
+    scale: f64,
+) -> (Vec<RequestMeasurement>, Duration) {
+    let target = Arc::new(LoadTarget {
         client: reqwest::Client::builder().no_proxy().build().unwrap(),
-        base: base.to_owned(),
-        api: TargetApi::Completions,
+        base_url: base.to_owned(),
+        api: LoadTargetApi::Completions,
         model: model.to_owned(),
-        silence: Duration::from_secs(300),
+        idle_timeout: Duration::from_secs(300),
     });
     let mut random = fastrand::Rng::with_seed(1);
     let slots = Arc::new(Semaphore::new(settings.in_flight as usize));
     let mut prompts: HashMap<u32, String> = HashMap::new();
-    let mut all: Vec<Outcome> = Vec::new();
+    let mut all: Vec<RequestMeasurement> = Vec::new();
     let begun = Instant::now();
     for round in 0..settings.rounds {
         let mut ready: Vec<u32> = (0..settings.clients).collect();
@@ -103,7 +110,7 @@ async fn run(base: &str, model: &str, settings: MultiTurnSettings, scale: f64) -
             let (target, share) = (Arc::clone(&target), random.f64());
             sent.spawn(async move {
                 let outcome = target.post("completions", body.to_string().into_bytes()).await.unwrap();
-                tokio::time::sleep(lag(&outcome, 2.0 * settings.lag * share, scale)).await;
+                tokio::time::sleep(lag(&outcome, 2.0 * settings.in_flight_lag * share, scale)).await;
                 drop(slot);
                 outcome
             });
@@ -116,20 +123,20 @@ async fn run(base: &str, model: &str, settings: MultiTurnSettings, scale: f64) -
 }
 
 /// How long a request counts as in flight after its answer, as the published figures show by Little's law.
-fn lag(outcome: &Outcome, times: f64, scale: f64) -> Duration {
+fn lag(outcome: &RequestMeasurement, times: f64, scale: f64) -> Duration {
     let (cached, all) = (outcome.cached_tokens as usize, outcome.prompt_tokens as usize);
-    let model = ServiceModel::default();
+    let model = EngineTimeModel::default();
     let computed = model.prefill_base_s + model.prefill_compute_s(all - cached, cached);
     Duration::from_secs_f64(times * computed / scale)
 }
 
 /// What they show, in the engines' own time.
-fn shown(all: &[Outcome], took: Duration, (caches, policy): (&str, &str)) -> Shown {
+fn shown(all: &[RequestMeasurement], took: Duration, (caches, policy): (&str, &str)) -> BenchmarkResult {
     let mut first: Vec<f64> = all.iter().map(|one| one.ttft.unwrap().as_secs_f64() * SCALE).collect();
     first.sort_by(f64::total_cmp);
-    let sum = |count: fn(&Outcome) -> u64| all.iter().map(count).sum::<u64>() as f64;
+    let sum = |count: fn(&RequestMeasurement) -> u64| all.iter().map(count).sum::<u64>() as f64;
     let tokens = sum(|one| one.prompt_tokens);
-    Shown {
+    BenchmarkResult {
         caches: caches.to_owned(),
         policy: policy.to_owned(),
         ttft_mean_s: first.iter().sum::<f64>() / first.len() as f64,

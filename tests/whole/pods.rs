@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::Client;
-use moongate_testkit::{Runtime, State};
+use moongate_testkit::{ContainerHealth, PodRuntime};
 use parking_lot::Mutex;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::{Notify, watch};
 
 use super::host::{HOST, resolv_conf};
-use super::launch::Launch;
-use super::probes::{self, Found};
+use super::launch::ContainerLaunch;
+use super::probes::{self, ProbeResult};
 use super::volumes;
 
 const CONTAINER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/whole/container");
@@ -31,33 +31,33 @@ pub(crate) fn program() -> String {
 
 /// What runs in the pods of a namespace.
 #[derive(Clone)]
-pub(crate) struct Pods(Arc<Host>);
+pub(crate) struct ProcessPodRuntime(Arc<ProcessPodRuntimeState>);
 
-struct Host {
+struct ProcessPodRuntimeState {
     client: Client,
     folder: PathBuf,
     next: AtomicU16,
     /// By uid.
-    sandboxes: Mutex<HashMap<String, Arc<Sandbox>>>,
+    sandboxes: Mutex<HashMap<String, Arc<PodSandbox>>>,
 }
 
 /// A pod's network and what runs in it.
-struct Sandbox {
+struct PodSandbox {
     address: String,
     /// Holds its network.
     _holder: Child,
     process: String,
     folder: PathBuf,
-    containers: Mutex<HashMap<String, Keeper>>,
+    containers: Mutex<HashMap<String, ContainerRunner>>,
     /// Told of whatever happens to a container.
     changes: Notify,
 }
 
 /// Keeps a container running.
-struct Keeper {
+struct ContainerRunner {
     /// The pod that it is to run for, or none if it is to end.
-    wish: watch::Sender<Option<Pod>>,
-    state: Arc<Mutex<State>>,
+    desired_pod: watch::Sender<Option<Pod>>,
+    state: Arc<Mutex<ContainerHealth>>,
     process: Arc<Mutex<Option<u32>>>,
     /// Has an end when it has ended.
     ended: watch::Receiver<()>,
@@ -69,11 +69,11 @@ fn uid(pod: &Pod) -> String {
     pod.metadata.uid.clone().unwrap()
 }
 
-impl Pods {
+impl ProcessPodRuntime {
     /// Files of pods, and what they print, come into the folder.
     pub(crate) fn new(client: Client, folder: PathBuf) -> Self {
         let (next, sandboxes) = (AtomicU16::new(2), Mutex::default());
-        Self(Arc::new(Host { client, folder, next, sandboxes }))
+        Self(Arc::new(ProcessPodRuntimeState { client, folder, next, sandboxes }))
     }
 
     /// Kills the process of a container, as a fault would.
@@ -83,12 +83,12 @@ impl Pods {
         assert!(Command::new("kill").args(["-KILL", &process]).status().await.unwrap().success());
     }
 
-    fn sandbox(&self, pod: &Pod) -> Option<Arc<Sandbox>> {
+    fn sandbox(&self, pod: &Pod) -> Option<Arc<PodSandbox>> {
         self.0.sandboxes.lock().get(&uid(pod)).cloned()
     }
 }
 
-impl Runtime for Pods {
+impl PodRuntime for ProcessPodRuntime {
     async fn start(&self, pod: &Pod) -> String {
         let number = self.0.next.fetch_add(1, Ordering::Relaxed);
         let address = format!("10.244.{}.{}", number >> 8, number & 255);
@@ -103,11 +103,11 @@ impl Runtime for Pods {
         let (containers, changes) = (Mutex::default(), Notify::new());
         let address_of_it = address.clone();
         let sandbox =
-            Sandbox { address: address_of_it, _holder: holder, process, folder, containers, changes };
+            PodSandbox { address: address_of_it, _holder: holder, process, folder, containers, changes };
         let sandbox = Arc::new(sandbox);
         self.0.sandboxes.lock().insert(uid(pod), Arc::clone(&sandbox));
         for container in &pod.spec.as_ref().unwrap().containers {
-            let mut starts = sandbox.keep(&self.0.client, pod, &container.name);
+            let mut starts = sandbox.run_container(&self.0.client, pod, &container.name);
             starts.wait_for(|starts| *starts > 0).await.unwrap();
         }
         address
@@ -119,7 +119,7 @@ impl Runtime for Pods {
             let containers = sandbox.containers.lock();
             let keeper = &containers[container];
             let starts = keeper.starts.clone();
-            keeper.wish.send_replace(Some(pod.clone()));
+            keeper.desired_pod.send_replace(Some(pod.clone()));
             starts
         };
         let before = *starts.borrow_and_update();
@@ -133,7 +133,7 @@ impl Runtime for Pods {
             containers
                 .values()
                 .map(|keeper| {
-                    keeper.wish.send_replace(None);
+                    keeper.desired_pod.send_replace(None);
                     keeper.ended.clone()
                 })
                 .collect()
@@ -144,11 +144,13 @@ impl Runtime for Pods {
         self.0.sandboxes.lock().remove(&uid(pod));
     }
 
-    fn state(&self, pod: &Pod, container: &str) -> State {
+    fn state(&self, pod: &Pod, container: &str) -> ContainerHealth {
         let sandbox = self.sandbox(pod);
         let containers = sandbox.as_ref().map(|sandbox| sandbox.containers.lock());
         let keeper = containers.as_ref().and_then(|containers| containers.get(container));
-        keeper.map_or(State { is_running: false, is_ready: false, exits: 0 }, |keeper| *keeper.state.lock())
+        keeper.map_or(ContainerHealth { is_running: false, is_ready: false, exit_count: 0 }, |keeper| {
+            *keeper.state.lock()
+        })
     }
 
     async fn changed(&self, pod: &Pod) {
@@ -159,16 +161,17 @@ impl Runtime for Pods {
     }
 }
 
-impl Sandbox {
+impl PodSandbox {
     /// Begins to keep a container; answers how often it was started.
-    fn keep(self: &Arc<Self>, client: &Client, pod: &Pod, container: &str) -> watch::Receiver<u32> {
+    fn run_container(self: &Arc<Self>, client: &Client, pod: &Pod, container: &str) -> watch::Receiver<u32> {
         let (wish, wishes) = watch::channel(Some(pod.clone()));
         let (ending, ended) = watch::channel(());
         let (starting, starts) = watch::channel(0);
-        let state = Arc::new(Mutex::new(State { is_running: false, is_ready: false, exits: 0 }));
+        let state =
+            Arc::new(Mutex::new(ContainerHealth { is_running: false, is_ready: false, exit_count: 0 }));
         let process = Arc::<Mutex<Option<u32>>>::default();
-        let keeper = Keeper {
-            wish,
+        let keeper = ContainerRunner {
+            desired_pod: wish,
             state: Arc::clone(&state),
             process: Arc::clone(&process),
             ended,
@@ -189,10 +192,10 @@ impl Sandbox {
         container: &str,
         mut wishes: watch::Receiver<Option<Pod>>,
         starting: &watch::Sender<u32>,
-        state: &Mutex<State>,
+        state: &Mutex<ContainerHealth>,
         process: &Mutex<Option<u32>>,
     ) {
-        let tell = |change: &dyn Fn(&mut State)| {
+        let tell = |change: &dyn Fn(&mut ContainerHealth)| {
             change(&mut state.lock());
             self.changes.notify_one();
         };
@@ -204,13 +207,15 @@ impl Sandbox {
             let mut child = self.spawn(client, &pod, one, number).await;
             *process.lock() = child.id();
             starting.send_modify(|starts| *starts += 1);
-            tell(&|state| *state = State { is_running: true, is_ready: false, exits: state.exits });
-            let (sender, mut found) = watch::channel(Found::Ready(false));
+            tell(&|state| {
+                *state = ContainerHealth { is_running: true, is_ready: false, exit_count: state.exit_count }
+            });
+            let (sender, mut found) = watch::channel(ProbeResult::Ready(false));
             let looked_after = async {
                 while found.changed().await.is_ok() {
                     match *found.borrow_and_update() {
-                        Found::Ready(is_ready) => tell(&|state| state.is_ready = is_ready),
-                        Found::Dead => return,
+                        ProbeResult::Ready(is_ready) => tell(&|state| state.is_ready = is_ready),
+                        ProbeResult::NotLive => return,
                     }
                 }
             };
@@ -221,20 +226,26 @@ impl Sandbox {
                 changed = wishes.changed() => changed.is_ok(),
             };
             let grace = spec.termination_grace_period_seconds.unwrap_or(GRACE);
-            end(&mut child, Duration::from_secs(u64::try_from(grace).unwrap())).await;
+            terminate(&mut child, Duration::from_secs(u64::try_from(grace).unwrap())).await;
             let exits = i32::from(!asked);
-            tell(&|state| *state = State { is_running: false, is_ready: false, exits: state.exits + exits });
+            tell(&|state| {
+                *state = ContainerHealth {
+                    is_running: false,
+                    is_ready: false,
+                    exit_count: state.exit_count + exits,
+                }
+            });
             if !asked {
                 // As kubelets do, but shorter.
                 let wait = Duration::from_secs(1)
-                    .min(Duration::from_millis(200) * state.lock().exits.unsigned_abs());
+                    .min(Duration::from_millis(200) * state.lock().exit_count.unsigned_abs());
                 tokio::time::sleep(wait).await;
             }
         }
     }
 
     async fn spawn(&self, client: &Client, pod: &Pod, container: &Container, number: u32) -> Child {
-        let launch = Launch::of(client, pod, container, &self.address).await;
+        let launch = ContainerLaunch::from_spec(client, pod, container, &self.address).await;
         let log =
             std::fs::File::create(self.folder.join(format!("{}-{number}.log", container.name))).unwrap();
         let root = self.folder.join(format!("{}-root", container.name));
@@ -282,7 +293,7 @@ async fn network(name: &str, address: &str) -> (Child, String) {
 }
 
 /// Asks a process to end, and ends it when its time is over.
-async fn end(child: &mut Child, grace: Duration) {
+async fn terminate(child: &mut Child, grace: Duration) {
     let Some(id) = child.id() else { return };
     // It may be gone already.
     let _ = Command::new("kill").args(["-TERM", &id.to_string()]).stderr(Stdio::null()).status().await;

@@ -9,7 +9,7 @@ use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams};
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 
-use super::cluster::{Cluster, eventually};
+use super::cluster::{EndToEndCluster, wait_until};
 
 const PROMETHEUS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/prometheus");
 /// Nobody else is on this host.
@@ -17,18 +17,18 @@ const ADDRESS: &str = "127.0.0.1:9090";
 /// Between two looks at which pods there are.
 const PAUSE: Duration = Duration::from_secs(1);
 
-pub(crate) struct Prometheus {
+pub(crate) struct PrometheusServer {
     _child: Child,
     client: reqwest::Client,
 }
 
-fn monitoring(cluster: &Cluster, kind: &str) -> Api<DynamicObject> {
+fn monitoring(cluster: &EndToEndCluster, kind: &str) -> Api<DynamicObject> {
     let kind = GroupVersionKind::gvk("monitoring.coreos.com", "v1", kind);
     Api::default_namespaced_with(cluster.namespace.client.clone(), &ApiResource::from_gvk(&kind))
 }
 
 /// Where the pods of a PodMonitor are to be read, as Prometheus reads it in a file. Debian's cannot ask an API server.
-async fn targets(cluster: &Cluster, monitor: &DynamicObject) -> Value {
+async fn targets(cluster: &EndToEndCluster, monitor: &DynamicObject) -> Value {
     let selector = monitor.data["spec"]["selector"]["matchLabels"].as_object().unwrap();
     let mut targets = Vec::new();
     for pod in cluster.pods().await {
@@ -58,7 +58,7 @@ async fn targets(cluster: &Cluster, monitor: &DynamicObject) -> Value {
 }
 
 /// Writes which pods there are, again and again.
-async fn follow(cluster: Arc<Cluster>, monitors: Vec<DynamicObject>, folder: PathBuf) {
+async fn follow(cluster: Arc<EndToEndCluster>, monitors: Vec<DynamicObject>, folder: PathBuf) {
     loop {
         for monitor in &monitors {
             let file = folder.join(format!("{}.json", monitor.metadata.name.as_ref().unwrap()));
@@ -77,8 +77,8 @@ fn job(monitor: &DynamicObject) -> Value {
     json!({ "job_name": name, "scrape_interval": interval, "file_sd_configs": [{ "files": [format!("{name}.json")] }] })
 }
 
-impl Prometheus {
-    pub(crate) async fn start(cluster: &Arc<Cluster>) -> Self {
+impl PrometheusServer {
+    pub(crate) async fn start(cluster: &Arc<EndToEndCluster>) -> Self {
         let all = ListParams::default();
         let monitors = monitoring(cluster, "PodMonitor").list(&all).await.unwrap().items;
         assert!(!monitors.is_empty(), "the release has no PodMonitors");
@@ -97,7 +97,7 @@ impl Prometheus {
         tokio::spawn(follow(Arc::clone(cluster), monitors, folder.clone()));
         let prometheus =
             Self { _child: spawn(&folder), client: reqwest::Client::builder().no_proxy().build().unwrap() };
-        eventually("Prometheus reads all pods", async || {
+        wait_until("Prometheus reads all pods", async || {
             let targets = prometheus.get("targets?state=active", &[]).await?;
             let targets = targets["activeTargets"].as_array().cloned().unwrap_or_default();
             let ill: Vec<&Value> =

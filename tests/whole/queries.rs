@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::prometheus::Prometheus;
+use super::prometheus::PrometheusServer;
 
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/moongate");
 /// What a query over the latest minute says; Grafana chooses it by the time between two readings.
@@ -45,7 +45,7 @@ fn metrics(query: &str) -> impl Iterator<Item = &str> {
 
 /// What has no data, of the panels' queries, of what rules record, and of all that alerts look at. Whether an alert would fire is tested
 /// elsewhere: here it must not.
-pub(crate) async fn without_data(prometheus: &Prometheus) -> BTreeSet<String> {
+pub(crate) async fn without_data(prometheus: &PrometheusServer) -> BTreeSet<String> {
     let mut empty = BTreeSet::new();
     for (panel, query) in panels() {
         if prometheus.query(&query).await.is_empty() {

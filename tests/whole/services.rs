@@ -21,19 +21,19 @@ const SERVICE_OF_SLICE: &str = "kubernetes.io/service-name";
 
 /// Where a pod takes part in a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Endpoint {
+pub(crate) struct ServiceEndpoint {
     pub(crate) hostname: Option<String>,
     pub(crate) address: Ipv4Addr,
 }
 
 /// All Services of the cluster.
 #[derive(Clone)]
-pub(crate) struct Services {
+pub(crate) struct ServiceProxy {
     services: Store<Service>,
     slices: Store<EndpointSlice>,
     /// Where the API server really is: the Service `kubernetes` has no endpoints.
     api_server: SocketAddr,
-    turn: Arc<AtomicUsize>,
+    round_robin: Arc<AtomicUsize>,
 }
 
 /// A store that follows what the API server has.
@@ -49,14 +49,14 @@ where
     reader
 }
 
-impl Services {
+impl ServiceProxy {
     /// Follows all Services and serves each at its address, and their names at the cluster's DNS.
     pub(crate) async fn start(client: &Client, api_server: SocketAddr) -> Self {
         let services = Self {
             services: followed(client.clone()),
             slices: followed(client.clone()),
             api_server,
-            turn: Arc::default(),
+            round_robin: Arc::default(),
         };
         services.services.wait_until_ready().await.unwrap();
         services.slices.wait_until_ready().await.unwrap();
@@ -74,7 +74,12 @@ impl Services {
     }
 
     /// Ready endpoints with the number of this port. Without a port, whatever their ports.
-    pub(crate) fn endpoints(&self, namespace: &str, name: &str, port: Option<&str>) -> Vec<(Endpoint, u16)> {
+    pub(crate) fn endpoints(
+        &self,
+        namespace: &str,
+        name: &str,
+        port: Option<&str>,
+    ) -> Vec<(ServiceEndpoint, u16)> {
         let mut found = Vec::new();
         for slice in self.slices.state() {
             let labels = slice.metadata.labels.iter().flatten();
@@ -97,7 +102,10 @@ impl Services {
             for one in endpoints {
                 let addresses = one.addresses.iter().filter_map(|address| address.parse().ok());
                 found.extend(addresses.map(|address| {
-                    (Endpoint { hostname: one.hostname.clone(), address }, u16::try_from(number).unwrap())
+                    (
+                        ServiceEndpoint { hostname: one.hostname.clone(), address },
+                        u16::try_from(number).unwrap(),
+                    )
                 }));
             }
         }
@@ -144,7 +152,7 @@ impl Services {
                 ("default", "kubernetes") => Some(self.api_server),
                 _ => {
                     let endpoints = self.endpoints(&namespace, &name, Some(&port));
-                    let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+                    let turn = self.round_robin.fetch_add(1, Ordering::Relaxed);
                     let one = (!endpoints.is_empty()).then(|| endpoints[turn % endpoints.len()].clone());
                     one.map(|(endpoint, port)| SocketAddr::from((endpoint.address, port)))
                 }

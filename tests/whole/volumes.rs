@@ -18,7 +18,7 @@ use super::launch::field;
 const USER: u32 = 65532;
 
 /// Where a volume's folder or file is to be seen.
-pub(crate) struct Mount {
+pub(crate) struct ContainerMount {
     pub(crate) source: PathBuf,
     pub(crate) target: String,
     pub(crate) is_read_only: bool,
@@ -34,10 +34,10 @@ pub(crate) async fn make(client: &Client, pod: &Pod, folder: &Path, address: &st
 }
 
 /// What a container mounts.
-pub(crate) fn mounts(container: &Container, folder: &Path) -> Vec<Mount> {
+pub(crate) fn mounts(container: &Container, folder: &Path) -> Vec<ContainerMount> {
     let mounts = container.volume_mounts.iter().flatten();
     mounts
-        .map(|mount| Mount {
+        .map(|mount| ContainerMount {
             source: folder.join(&mount.name).join(mount.sub_path.as_deref().unwrap_or_default()),
             target: mount.mount_path.clone(),
             is_read_only: mount.read_only == Some(true),

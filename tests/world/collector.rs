@@ -11,16 +11,16 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message as _;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::PATIENCE;
+use super::TEST_TIMEOUT;
 
 /// Takes spans.
-pub(crate) struct Collector {
+pub(crate) struct TestCollector {
     pub(crate) endpoint: String,
     received: UnboundedReceiver<Span>,
     _tasks: moongate_runtime::Supervisor,
 }
 
-impl Collector {
+impl TestCollector {
     pub(crate) async fn start() -> Self {
         async fn take(State(sender): State<UnboundedSender<Span>>, body: Bytes) {
             let request = ExportTraceServiceRequest::decode(body).unwrap();
@@ -44,7 +44,7 @@ impl Collector {
     }
 
     /// Waits for a span that is as wanted.
-    pub(crate) async fn span(&mut self, wanted: impl Fn(&Span) -> bool) -> Span {
+    pub(crate) async fn wait_for_span(&mut self, wanted: impl Fn(&Span) -> bool) -> Span {
         let coming = async {
             loop {
                 let span = self.received.recv().await.unwrap();
@@ -53,7 +53,7 @@ impl Collector {
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, coming).await.unwrap()
+        tokio::time::timeout(TEST_TIMEOUT, coming).await.unwrap()
     }
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 }
 
 /// The value of an attribute as text, whatever its type; empty without one.
-pub(crate) fn told(attributes: &[KeyValue], key: &str) -> String {
+pub(crate) fn attribute_text(attributes: &[KeyValue], key: &str) -> String {
     let value =
         attributes.iter().find(|attribute| attribute.key == key).and_then(|found| found.value.clone());
     text(value.and_then(|value| value.value))
@@ -86,7 +86,7 @@ fn text(value: Option<Value>) -> String {
 }
 
 /// The spans of a name, the earliest first.
-pub(crate) fn named<'a>(spans: &'a [Span], name: &str) -> Vec<&'a Span> {
+pub(crate) fn spans_named<'a>(spans: &'a [Span], name: &str) -> Vec<&'a Span> {
     let mut found: Vec<&Span> = spans.iter().filter(|span| span.name == name).collect();
     found.sort_by_key(|span| span.start_time_unix_nano);
     found

@@ -1,38 +1,40 @@
 //! Fleets of simulated engines, alone or with a gateway in front.
 
-use moongate_loadtest::engine::{Connector, Face, RecordedRequest, Role, SimConfig, SimEngine, SimFleet};
+use moongate_loadtest::engine::{
+    RecordedRequest, SharedL3Store, SimEngine, SimEngineOptions, SimProtocol, SimRole, VllmConnector,
+};
 
 use super::client;
-use super::gateway::Gateway;
+use super::gateway::TestGateway;
 
 /// A fleet that is about to be started.
-pub(crate) struct Fleet {
-    face: Face,
-    connector: Connector,
+pub(crate) struct TestFleetBuilder {
+    face: SimProtocol,
+    connector: VllmConnector,
     prefill: usize,
     decode: usize,
     plain: usize,
-    tune: Box<dyn Fn(SimConfig) -> SimConfig + Send + Sync>,
+    tune: Box<dyn Fn(SimEngineOptions) -> SimEngineOptions + Send + Sync>,
     flags: Vec<String>,
 }
 
-impl Fleet {
+impl TestFleetBuilder {
     /// No engines yet; those to come speak SGLang's protocol, and are a thousand times faster than real ones.
     pub(crate) fn sglang() -> Self {
         Self {
-            face: Face::Sglang,
-            connector: Connector::Nixl,
+            face: SimProtocol::Sglang,
+            connector: VllmConnector::Nixl,
             prefill: 0,
             decode: 0,
             plain: 0,
-            tune: Box::new(SimConfig::fast),
+            tune: Box::new(SimEngineOptions::fast),
             flags: Vec::new(),
         }
     }
 
     /// The same with vLLM's protocol and one of its connectors.
-    pub(crate) fn vllm(connector: Connector) -> Self {
-        Self { face: Face::Vllm, connector, ..Self::sglang() }
+    pub(crate) fn vllm(connector: VllmConnector) -> Self {
+        Self { face: SimProtocol::Vllm, connector, ..Self::sglang() }
     }
 
     /// Adds pairs.
@@ -60,8 +62,11 @@ impl Fleet {
         self
     }
 
-    /// Changes the engines' settings. Replaces the default, which is [`SimConfig::fast`].
-    pub(crate) fn tune(mut self, tune: impl Fn(SimConfig) -> SimConfig + Send + Sync + 'static) -> Self {
+    /// Changes the engines' settings. Replaces the default, which is [`SimEngineOptions::fast`].
+    pub(crate) fn tune(
+        mut self,
+        tune: impl Fn(SimEngineOptions) -> SimEngineOptions + Send + Sync + 'static,
+    ) -> Self {
         self.tune = Box::new(tune);
         self
     }
@@ -73,39 +78,40 @@ impl Fleet {
     }
 
     /// Starts the engines.
-    pub(crate) async fn engines(&self) -> Engines {
-        let fleet = SimFleet::new(1 << 20);
+    pub(crate) async fn engines(&self) -> TestEngines {
+        let fleet = SharedL3Store::new(1 << 20);
         let mut by_role = [Vec::new(), Vec::new(), Vec::new()];
-        let wanted = [(Role::Prefill, self.prefill), (Role::Decode, self.decode), (Role::Plain, self.plain)];
+        let wanted =
+            [(SimRole::Prefill, self.prefill), (SimRole::Decode, self.decode), (SimRole::Plain, self.plain)];
         for ((role, count), list) in wanted.into_iter().zip(&mut by_role) {
             for _ in 0..count {
-                let mut config = (self.tune)(SimConfig::new(role, self.face));
+                let mut config = (self.tune)(SimEngineOptions::new(role, self.face));
                 config.connector = self.connector;
-                list.push(SimEngine::start_in(config, &fleet).await.unwrap());
+                list.push(SimEngine::start_with_store(config, &fleet).await.unwrap());
             }
         }
         let [prefills, decodes, workers] = by_role;
-        Engines { prefills, decodes, workers }
+        TestEngines { prefills, decodes, workers }
     }
 
     /// Starts the engines and a gateway, and waits until all are usable.
-    pub(crate) async fn start(self) -> World {
+    pub(crate) async fn start(self) -> TestFleet {
         let engines = self.engines().await;
         let mut flags = engines.flags();
         flags.extend(self.flags);
-        let gateway = Gateway::start_ready(&flags).await;
-        World { engines, gateway, client: client() }
+        let gateway = TestGateway::start_ready(&flags).await;
+        TestFleet { engines, gateway, client: client() }
     }
 }
 
 /// Running engines.
-pub(crate) struct Engines {
+pub(crate) struct TestEngines {
     pub(crate) prefills: Vec<SimEngine>,
     pub(crate) decodes: Vec<SimEngine>,
     pub(crate) workers: Vec<SimEngine>,
 }
 
-impl Engines {
+impl TestEngines {
     /// All of them.
     pub(crate) fn all(&self) -> impl Iterator<Item = &SimEngine> {
         self.prefills.iter().chain(&self.decodes).chain(&self.workers)
@@ -129,16 +135,16 @@ impl Engines {
 }
 
 /// Engines with a gateway in front of them.
-pub(crate) struct World {
-    pub(crate) engines: Engines,
-    pub(crate) gateway: Gateway,
+pub(crate) struct TestFleet {
+    pub(crate) engines: TestEngines,
+    pub(crate) gateway: TestGateway,
     pub(crate) client: reqwest::Client,
 }
 
-impl World {
+impl TestFleet {
     /// Name of the model that the first engine serves.
     pub(crate) fn model(&self) -> String {
-        self.engines.all().next().unwrap().config().model.clone()
+        self.engines.all().next().unwrap().options().model.clone()
     }
 
     /// Posts a JSON text as it is.
@@ -148,7 +154,7 @@ impl World {
     }
 
     /// The latest request that an engine got.
-    pub(crate) fn last(engine: &SimEngine) -> RecordedRequest {
-        engine.last_requests(1).pop().expect("the engine has got a request")
+    pub(crate) fn last_request(engine: &SimEngine) -> RecordedRequest {
+        engine.recent_requests(1).pop().expect("the engine has got a request")
     }
 }

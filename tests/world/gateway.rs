@@ -5,24 +5,24 @@ use std::time::Duration;
 use clap::Parser;
 use moongate_gateway::{GatewayOptions, RunningGateway};
 use moongate_runtime::Supervisor;
-use moongate_telemetry::Traces;
+use moongate_telemetry::Tracer;
 use serde_json::Value;
 
-use super::{PATIENCE, client};
+use super::{TEST_TIMEOUT, client};
 
 #[derive(Debug, Parser)]
-struct Flags {
+struct TestGatewayArgs {
     #[command(flatten)]
     gateway: GatewayOptions,
 }
 
 /// A gateway and the supervisor of its tasks.
-pub(crate) struct Gateway {
+pub(crate) struct TestGateway {
     pub(crate) running: RunningGateway,
     pub(crate) supervisor: Supervisor,
 }
 
-impl Gateway {
+impl TestGateway {
     /// Starts one with these flags; without others, on free ports and without health checks.
     pub(crate) async fn start(flags: &[String]) -> Self {
         let mut args = vec!["moongate".to_owned()];
@@ -34,9 +34,9 @@ impl Gateway {
             }
         }
         args.extend_from_slice(flags);
-        let options = Flags::try_parse_from(args).unwrap_or_else(|error| panic!("{error}")).gateway;
+        let options = TestGatewayArgs::try_parse_from(args).unwrap_or_else(|error| panic!("{error}")).gateway;
         let supervisor = Supervisor::new();
-        let running = moongate_gateway::start(&options, Traces::off(), &supervisor).await.unwrap();
+        let running = moongate_gateway::start(&options, Tracer::disabled(), &supervisor).await.unwrap();
         Self { running, supervisor }
     }
 
@@ -45,7 +45,7 @@ impl Gateway {
         let gateway = Self::start(flags).await;
         let (client, url) = (client(), gateway.admin_url("/ready"));
         let mut last = Value::Null;
-        let waited = tokio::time::timeout(PATIENCE, async {
+        let waited = tokio::time::timeout(TEST_TIMEOUT, async {
             loop {
                 let response = client.get(&url).send().await.unwrap();
                 let ready = response.status() == 200;
@@ -71,7 +71,7 @@ impl Gateway {
     }
 }
 
-impl Drop for Gateway {
+impl Drop for TestGateway {
     fn drop(&mut self) {
         self.supervisor.token().cancel();
     }

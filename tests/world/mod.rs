@@ -6,14 +6,14 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
-pub(crate) mod binary;
 pub(crate) mod collector;
 pub(crate) mod fleet;
 pub(crate) mod gateway;
+pub(crate) mod process;
 pub(crate) mod raw_http;
 pub(crate) mod scripted;
-pub(crate) mod secured;
-pub(crate) mod stored;
+pub(crate) mod store_prompts;
+pub(crate) mod tls;
 pub(crate) mod wire_json;
 
 use std::time::Duration;
@@ -21,21 +21,21 @@ use std::time::Duration;
 use serde_json::Value;
 
 /// Longer than anything that works takes, on a machine that is busy with other things too.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Waits until `condition` holds; fails the test after [`PATIENCE`].
-pub(crate) async fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let waited = tokio::time::timeout(PATIENCE, async {
+/// Waits until `condition` holds; fails the test after [`TEST_TIMEOUT`].
+pub(crate) async fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let waited = tokio::time::timeout(TEST_TIMEOUT, async {
         while !condition() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     });
-    assert!(waited.await.is_ok(), "not within {PATIENCE:?}: {what}");
+    assert!(waited.await.is_ok(), "not within {TEST_TIMEOUT:?}: {what}");
 }
 
 /// A client that uses no proxy of the machine.
 pub(crate) fn client() -> reqwest::Client {
-    reqwest::Client::builder().no_proxy().timeout(PATIENCE * 3).build().unwrap()
+    reqwest::Client::builder().no_proxy().timeout(TEST_TIMEOUT * 3).build().unwrap()
 }
 
 /// Checks that `body` is an error as OpenAI's clients read it, and returns its `error` member.

@@ -6,23 +6,23 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
-use super::PATIENCE;
+use super::TEST_TIMEOUT;
 
 /// A response as it came.
 #[derive(Debug)]
-pub(crate) struct RawResponse {
+pub(crate) struct RawHttpResponse {
     pub(crate) status: u16,
     pub(crate) head: String,
     pub(crate) body: Vec<u8>,
 }
 
 /// A connection whose bytes are the test's own.
-pub(crate) struct RawConnection {
+pub(crate) struct RawHttpConnection {
     reading: OwnedReadHalf,
     writing: OwnedWriteHalf,
 }
 
-impl RawConnection {
+impl RawHttpConnection {
     pub(crate) async fn open(address: SocketAddr) -> Self {
         let (reading, writing) = TcpStream::connect(address).await.unwrap().into_split();
         Self { reading, writing }
@@ -40,9 +40,9 @@ impl RawConnection {
     }
 
     /// Reads one response to its end by `content-length`, or to the end of the connection.
-    pub(crate) async fn response(&mut self) -> RawResponse {
+    pub(crate) async fn response(&mut self) -> RawHttpResponse {
         let mut bytes = Vec::new();
-        let read = tokio::time::timeout(PATIENCE, async {
+        let read = tokio::time::timeout(TEST_TIMEOUT, async {
             let mut piece = [0; 16 * 1024];
             while parse(&bytes).is_none_or(|(_, missing)| missing > 0) {
                 match self.reading.read(&mut piece).await {
@@ -60,8 +60,8 @@ impl RawConnection {
 }
 
 /// One request on a connection of its own.
-pub(crate) async fn exchange(address: SocketAddr, request: &[u8]) -> RawResponse {
-    let mut connection = RawConnection::open(address).await;
+pub(crate) async fn exchange(address: SocketAddr, request: &[u8]) -> RawHttpResponse {
+    let mut connection = RawHttpConnection::open(address).await;
     connection.send(request).await;
     connection.response().await
 }
@@ -76,7 +76,7 @@ pub(crate) fn post(path: &str, body: &[u8]) -> Vec<u8> {
 }
 
 /// The response and how many bytes of its body are missing; `None` while its head is.
-fn parse(bytes: &[u8]) -> Option<(RawResponse, usize)> {
+fn parse(bytes: &[u8]) -> Option<(RawHttpResponse, usize)> {
     let end = bytes.windows(4).position(|window| window == b"\r\n\r\n")?;
     let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
     let status = head.split(' ').nth(1)?.parse().ok()?;
@@ -88,5 +88,5 @@ fn parse(bytes: &[u8]) -> Option<(RawResponse, usize)> {
     // Without a declared length only the end of the connection ends it.
     let missing = declared.map_or(usize::MAX, |length| length.saturating_sub(body.len()));
     body.truncate(declared.unwrap_or(usize::MAX));
-    Some((RawResponse { status, head, body }, missing))
+    Some((RawHttpResponse { status, head, body }, missing))
 }

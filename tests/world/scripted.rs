@@ -22,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// What a scripted engine says it is.
 #[derive(Debug, Clone)]
-pub(crate) struct Script {
+pub(crate) struct EngineScript {
     pub(crate) model: &'static str,
     pub(crate) dp_size: u32,
     /// `prefill` or `decode` for SGLang; `None` for vLLM, which does not tell.
@@ -35,13 +35,13 @@ pub(crate) struct Script {
 
 /// A request as it came.
 #[derive(Debug, Clone)]
-pub(crate) struct Received {
+pub(crate) struct ReceivedRequest {
     pub(crate) path: String,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
 }
 
-impl Received {
+impl ReceivedRequest {
     /// A header's text; empty if there is none.
     pub(crate) fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", |value| value.to_str().unwrap())
@@ -50,14 +50,14 @@ impl Received {
 
 /// What every generation request is answered.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Answer {
+pub(crate) struct ScriptedEngineResponse {
     pub(crate) status: StatusCode,
     pub(crate) content_type: &'static str,
     pub(crate) headers: Vec<(&'static str, &'static str)>,
     pub(crate) body: Bytes,
 }
 
-impl Answer {
+impl ScriptedEngineResponse {
     /// JSON, byte for byte.
     pub(crate) fn json(text: impl Into<Bytes>) -> Self {
         Self {
@@ -79,25 +79,26 @@ impl Answer {
     }
 }
 
-struct Shared {
-    script: Script,
-    answer: Answer,
-    received: watch::Sender<Vec<Received>>,
+struct ScriptedEngineState {
+    script: EngineScript,
+    response: ScriptedEngineResponse,
+    received: watch::Sender<Vec<ReceivedRequest>>,
 }
 
 /// A running scripted engine. Its bootstrap server is at the same port.
-pub(crate) struct Scripted {
+pub(crate) struct ScriptedEngine {
     pub(crate) address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<ScriptedEngineState>,
     supervisor: Supervisor,
 }
 
-impl Scripted {
-    pub(crate) async fn start(script: Script, answer: Answer) -> Self {
+impl ScriptedEngine {
+    pub(crate) async fn start(script: EngineScript, answer: ScriptedEngineResponse) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let shared = Arc::new(Shared { script, answer, received: watch::Sender::default() });
-        let router = Router::new().fallback(respond).with_state(shared.clone());
+        let shared =
+            Arc::new(ScriptedEngineState { script, response: answer, received: watch::Sender::default() });
+        let router = Router::new().fallback(serve_scripted).with_state(shared.clone());
         let supervisor = Supervisor::new();
         let stop = supervisor.token();
         supervisor.spawn("scripted engine", async move {
@@ -110,26 +111,26 @@ impl Scripted {
     }
 
     /// All generation requests, once there are so many: a client may have its answer before both legs have arrived.
-    pub(crate) async fn received(&self, count: usize) -> Vec<Received> {
+    pub(crate) async fn received(&self, count: usize) -> Vec<ReceivedRequest> {
         let mut received = self.shared.received.subscribe();
         let arrived = received.wait_for(|received| received.len() >= count);
         timeout(LIMIT, arrived).await.expect("the engine gets its requests").unwrap().clone()
     }
 
     /// The only generation request.
-    pub(crate) async fn only(&self) -> Received {
+    pub(crate) async fn only_request(&self) -> ReceivedRequest {
         let [only] = self.received(1).await.try_into().expect("one request");
         only
     }
 }
 
-impl Drop for Scripted {
+impl Drop for ScriptedEngine {
     fn drop(&mut self) {
         self.supervisor.token().cancel();
     }
 }
 
-async fn respond(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+async fn serve_scripted(State(shared): State<Arc<ScriptedEngineState>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let path = parts.uri.path_and_query().map(ToString::to_string).unwrap_or_default();
     if parts.method == Method::GET {
@@ -139,8 +140,10 @@ async fn respond(State(shared): State<Arc<Shared>>, request: Request) -> Respons
     if parts.uri.path() == "/abort_request" {
         return Response::new(Body::empty());
     }
-    shared.received.send_modify(|received| received.push(Received { path, headers: parts.headers, body }));
-    let Answer { status, content_type, headers, body } = shared.answer.clone();
+    shared
+        .received
+        .send_modify(|received| received.push(ReceivedRequest { path, headers: parts.headers, body }));
+    let ScriptedEngineResponse { status, content_type, headers, body } = shared.response.clone();
     let mut response = Response::new(Body::from(body));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -151,8 +154,8 @@ async fn respond(State(shared): State<Arc<Shared>>, request: Request) -> Respons
 }
 
 /// The questions that discovery asks.
-fn probe(script: &Script, path: &str) -> Response {
-    let Script { model, dp_size, .. } = script;
+fn probe(script: &EngineScript, path: &str) -> Response {
+    let EngineScript { model, dp_size, .. } = script;
     let answer = match (path, script.sglang_role, &script.mooncake_query) {
         ("/v1/models", ..) => {
             json!({"object": "list", "data": [{"id": model, "object": "model"}]}).to_string()

@@ -8,9 +8,9 @@ use serde_json::value::RawValue;
 
 /// Top-level members of an object: key and the value's text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Members(pub(crate) Vec<(String, String)>);
+pub(crate) struct JsonMembers(pub(crate) Vec<(String, String)>);
 
-impl Members {
+impl JsonMembers {
     /// Reads an object.
     pub(crate) fn of(json: &[u8]) -> Self {
         let read = serde_json::from_slice(json);
@@ -28,26 +28,26 @@ impl Members {
     }
 }
 
-impl<'de> Deserialize<'de> for Members {
+impl<'de> Deserialize<'de> for JsonMembers {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct InOrder;
+        struct JsonMembersVisitor;
 
-        impl<'de> Visitor<'de> for InOrder {
-            type Value = Members;
+        impl<'de> Visitor<'de> for JsonMembersVisitor {
+            type Value = JsonMembers;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<JsonMembers, A::Error> {
                 let mut members = Vec::new();
                 while let Some((key, value)) = map.next_entry::<String, &RawValue>()? {
                     members.push((key, value.get().to_owned()));
                 }
-                Ok(Members(members))
+                Ok(JsonMembers(members))
             }
         }
 
-        deserializer.deserialize_map(InOrder)
+        deserializer.deserialize_map(JsonMembersVisitor)
     }
 }

@@ -17,17 +17,17 @@ const REAP_LIMIT: Duration = Duration::from_secs(10);
 
 /// Where processes run and write.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(super) struct BenchEnvironment {
     /// `None`: nothing is pinned.
     pub(super) taskset: Option<PathBuf>,
     pub(super) gateway_cpu: u32,
     pub(super) load_cpu: u32,
     /// Whether engines and load never sleep.
-    pub(super) awake: bool,
+    pub(super) busy_poll: bool,
     pub(super) scratch: TempDir,
 }
 
-impl Places {
+impl BenchEnvironment {
     /// A command that will run on `cpu` and be killed when its handle is dropped.
     pub(super) fn command(&self, cpu: u32, program: &Path) -> Command {
         let mut command = match &self.taskset {
@@ -45,13 +45,13 @@ impl Places {
 
 /// A gateway's process.
 #[derive(Debug)]
-pub(super) struct Server {
+pub(super) struct GatewayProcess {
     child: Child,
     log: PathBuf,
 }
 
-impl Server {
-    pub(super) fn start(places: &Places, mut command: Command) -> anyhow::Result<Self> {
+impl GatewayProcess {
+    pub(super) fn start(places: &BenchEnvironment, mut command: Command) -> anyhow::Result<Self> {
         let file = tempfile::Builder::new().prefix("gateway-").suffix(".log").tempfile_in(&places.scratch);
         let (file, log) = file.and_then(|file| Ok(file.keep()?)).context("log of the gateway")?;
         command.stdout(file.try_clone()?).stderr(file);
@@ -64,15 +64,15 @@ impl Server {
     }
 
     /// Fails if the process has ended.
-    pub(super) fn check(&mut self) -> anyhow::Result<()> {
+    pub(super) fn ensure_running(&mut self) -> anyhow::Result<()> {
         match self.child.try_wait()? {
-            Some(status) => bail!("the gateway ended ({status}): {}", self.log_end()),
+            Some(status) => bail!("the gateway ended ({status}): {}", self.log_tail()),
             None => Ok(()),
         }
     }
 
     /// The last lines of what it wrote.
-    pub(super) fn log_end(&self) -> String {
+    pub(super) fn log_tail(&self) -> String {
         const LONGEST: usize = 1500;
         let text = fs::read(&self.log).unwrap_or_default();
         String::from_utf8_lossy(&text[text.len().saturating_sub(LONGEST)..]).trim().to_owned()
@@ -101,7 +101,7 @@ pub(super) async fn output(mut command: Command, limit: Duration) -> anyhow::Res
 }
 
 /// A program by its name, as a shell would find it.
-pub(super) fn on_path(name: impl AsRef<OsStr>) -> Option<PathBuf> {
+pub(super) fn find_on_path(name: impl AsRef<OsStr>) -> Option<PathBuf> {
     let folders = env::var_os("PATH")?;
     let mut found = env::split_paths(&folders).map(|folder| folder.join(name.as_ref()));
     found.find(|file| file.is_file())

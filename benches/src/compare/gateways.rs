@@ -11,8 +11,8 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::child::{self, Places, Server};
-use crate::wire::ask_once;
+use super::child::{self, BenchEnvironment, GatewayProcess};
+use crate::wire::request_once;
 
 /// Time for a gateway to answer its first completion.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -20,12 +20,12 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 const SETTLE: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
-pub(super) enum Kind {
+pub(super) enum BenchGatewayKind {
     Moongate {
         path: PathBuf,
         flags: Vec<String>,
         /// The share of requests whose traces it exports, if it makes any.
-        traces: Option<f64>,
+        trace_ratio: Option<f64>,
     },
     Smg {
         path: PathBuf,
@@ -36,22 +36,24 @@ pub(super) enum Kind {
         path: PathBuf,
     },
     /// No gateway: the load goes to an engine, whose own CPU time is told.
-    Direct,
+    EngineOnly,
 }
 
 #[derive(Debug)]
-pub(super) struct Gateway {
+pub(super) struct BenchGateway {
     pub(super) name: String,
     pub(super) version: String,
-    pub(super) kind: Kind,
+    pub(super) kind: BenchGatewayKind,
 }
 
-impl Gateway {
-    pub(super) async fn new(name: &str, kind: Kind) -> Self {
+impl BenchGateway {
+    pub(super) async fn new(name: &str, kind: BenchGatewayKind) -> Self {
         let version = match &kind {
-            Kind::Moongate { path, .. } | Kind::Smg { path, .. } => version(path, "--version").await,
-            Kind::Nginx { path } => version(path, "-v").await,
-            Kind::Direct => env!("CARGO_PKG_VERSION").to_owned(),
+            BenchGatewayKind::Moongate { path, .. } | BenchGatewayKind::Smg { path, .. } => {
+                version(path, "--version").await
+            }
+            BenchGatewayKind::Nginx { path } => version(path, "-v").await,
+            BenchGatewayKind::EngineOnly => env!("CARGO_PKG_VERSION").to_owned(),
         };
         Self { name: name.to_owned(), version, kind }
     }
@@ -69,7 +71,7 @@ async fn version(path: &PathBuf, flag: &str) -> String {
 
 /// The mock engines' process and ports.
 #[derive(Debug)]
-pub(super) struct Engines {
+pub(super) struct MockEngineProcess {
     // Its standard input is open as long as this lives.
     child: Child,
     plain: Vec<u64>,
@@ -77,14 +79,14 @@ pub(super) struct Engines {
     decode: Vec<u64>,
 }
 
-impl Engines {
-    pub(super) async fn start(places: &Places) -> anyhow::Result<Self> {
+impl MockEngineProcess {
+    pub(super) async fn start(places: &BenchEnvironment) -> anyhow::Result<Self> {
         let own = std::env::current_exe()?;
         let mut command = places.command(places.load_cpu, &own);
         command.args(["engine", "--until-stdin-closes", "--max-seconds", "86400"]);
         command.args(["--plain", "0", "--plain", "0", "--prefill", "0,0", "--prefill", "0,0"]);
         command.args(["--decode", "0", "--decode", "0"]);
-        command.args(places.awake.then_some("--awake"));
+        command.args(places.busy_poll.then_some("--awake"));
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().context("mock engines")?;
         let output = child.stdout.take().context("mock engines have no output")?;
@@ -113,17 +115,21 @@ impl Engines {
 
 /// A gateway that answers.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(super) struct StartedGateway {
     pub(super) port: u16,
     /// `None` without a gateway.
-    pub(super) server: Option<Server>,
+    pub(super) server: Option<GatewayProcess>,
 }
 
-impl Running {
-    pub(super) async fn start(gateway: &Gateway, engines: &Engines, places: &Places) -> anyhow::Result<Self> {
+impl StartedGateway {
+    pub(super) async fn start(
+        gateway: &BenchGateway,
+        engines: &MockEngineProcess,
+        places: &BenchEnvironment,
+    ) -> anyhow::Result<Self> {
         let (port, admin) = (free_port()?, free_port()?);
         let command = match &gateway.kind {
-            Kind::Moongate { path, flags, traces } => {
+            BenchGatewayKind::Moongate { path, flags, trace_ratio: traces } => {
                 let mut command = places.command(places.gateway_cpu, path);
                 command.arg("gateway");
                 if let Some(ratio) = traces {
@@ -133,27 +139,29 @@ impl Running {
                 }
                 moongate(command, port, admin, engines, flags)
             }
-            Kind::Smg { path, policy } => {
+            BenchGatewayKind::Smg { path, policy } => {
                 smg(places.command(places.gateway_cpu, path), port, admin, engines, policy)
             }
-            Kind::Nginx { path } => nginx(places.command(places.gateway_cpu, path), port, engines, places)?,
-            Kind::Direct => {
+            BenchGatewayKind::Nginx { path } => {
+                nginx(places.command(places.gateway_cpu, path), port, engines, places)?
+            }
+            BenchGatewayKind::EngineOnly => {
                 let port = *engines.plain.first().context("no plain engine")?;
                 return Ok(Self { port: u16::try_from(port)?, server: None });
             }
         };
-        let mut server = Server::start(places, command)?;
+        let mut server = GatewayProcess::start(places, command)?;
         let limit = Instant::now() + START_LIMIT;
-        let ready_port = matches!(gateway.kind, Kind::Moongate { .. }).then_some(admin);
+        let ready_port = matches!(gateway.kind, BenchGatewayKind::Moongate { .. }).then_some(admin);
         while let Err(error) = is_ready(port, ready_port).await {
-            server.check()?;
+            server.ensure_running()?;
             if Instant::now() > limit {
-                bail!("not ready within {START_LIMIT:?} ({error:#}): {}", server.log_end());
+                bail!("not ready within {START_LIMIT:?} ({error:#}): {}", server.log_tail());
             }
             sleep(Duration::from_millis(100)).await;
         }
         sleep(SETTLE).await;
-        server.check()?;
+        server.ensure_running()?;
         Ok(Self { port, server: Some(server) })
     }
 }
@@ -162,7 +170,7 @@ async fn is_ready(port: u16, ready_port: Option<u16>) -> anyhow::Result<()> {
     const LIMIT: Duration = Duration::from_secs(5);
     if let Some(ready_port) = ready_port {
         let request = "GET /ready HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n";
-        let (status, body) = timeout(LIMIT, ask_once(ready_port, request)).await??;
+        let (status, body) = timeout(LIMIT, request_once(ready_port, request)).await??;
         ensure!(status == 200, "/ready: {status} {}", String::from_utf8_lossy(&body));
     }
     let body = r#"{"model":"mock","messages":[{"role":"user","content":"Hi"}],"max_tokens":4}"#;
@@ -171,7 +179,7 @@ async fn is_ready(port: u16, ready_port: Option<u16>) -> anyhow::Result<()> {
          connection: close\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
-    let (status, body) = timeout(LIMIT, ask_once(port, &request)).await??;
+    let (status, body) = timeout(LIMIT, request_once(port, &request)).await??;
     ensure!(status == 200, "a completion: {status} {}", String::from_utf8_lossy(&body));
     Ok(())
 }
@@ -181,7 +189,13 @@ fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
-fn moongate(mut command: Command, port: u16, admin: u16, engines: &Engines, flags: &[String]) -> Command {
+fn moongate(
+    mut command: Command,
+    port: u16,
+    admin: u16,
+    engines: &MockEngineProcess,
+    flags: &[String],
+) -> Command {
     command.args(["--listen", &format!("127.0.0.1:{port}")]);
     command.args(["--admin-listen", &format!("127.0.0.1:{admin}"), "--log-filter", "warn"]);
     for (port, bootstrap) in &engines.prefill {
@@ -194,7 +208,7 @@ fn moongate(mut command: Command, port: u16, admin: u16, engines: &Engines, flag
     command
 }
 
-fn smg(mut command: Command, port: u16, metrics: u16, engines: &Engines, policy: &str) -> Command {
+fn smg(mut command: Command, port: u16, metrics: u16, engines: &MockEngineProcess, policy: &str) -> Command {
     command.args(["launch", "--host", "127.0.0.1", "--port", &port.to_string(), "--pd-disaggregation"]);
     for (port, bootstrap) in &engines.prefill {
         command.args(["--prefill", &format!("http://127.0.0.1:{port}"), &bootstrap.to_string()]);
@@ -209,7 +223,12 @@ fn smg(mut command: Command, port: u16, metrics: u16, engines: &Engines, policy:
     command
 }
 
-fn nginx(mut command: Command, port: u16, engines: &Engines, places: &Places) -> anyhow::Result<Command> {
+fn nginx(
+    mut command: Command,
+    port: u16,
+    engines: &MockEngineProcess,
+    places: &BenchEnvironment,
+) -> anyhow::Result<Command> {
     let scratch = places.scratch.path();
     let servers: String = engines.plain.iter().map(|port| format!("server 127.0.0.1:{port}; ")).collect();
     let temp: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]

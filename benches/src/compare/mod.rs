@@ -15,14 +15,14 @@ use clap::Args;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
-use child::Places;
-use gateways::{Gateway, Kind};
-use rounds::{Plan, Run};
+use child::BenchEnvironment;
+use gateways::{BenchGateway, BenchGatewayKind};
+use rounds::{BenchPlan, BenchRun};
 use scenarios::{SCENARIOS, Scenario};
 
 /// Options of `gateway-bench compare`.
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct BenchCompareArgs {
     /// The moongate binary.
     #[arg(long, value_name = "FILE")]
     moongate: Option<PathBuf>,
@@ -73,7 +73,7 @@ pub(crate) struct Options {
     moongate_flag: Vec<String>,
 }
 
-pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
+pub(crate) async fn run(options: BenchCompareArgs) -> anyhow::Result<()> {
     let gateways = gateways(&options).await?;
     ensure!(
         (0.1..=600.0).contains(&options.seconds),
@@ -84,8 +84,8 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
         .iter()
         .filter(|scenario| options.only.is_empty() || options.only.iter().any(|only| only == scenario.name))
         .collect();
-    let places = places(&options)?;
-    let plan = Plan { starts: options.rounds, turns: options.turns, seconds: options.seconds };
+    let places = bench_environment(&options)?;
+    let plan = BenchPlan { rounds: options.rounds, repeats: options.turns, seconds: options.seconds };
     let mut terminate = signal(SignalKind::terminate())?;
     // Dropping the measurement kills every process it has started.
     let runs = tokio::select! {
@@ -94,64 +94,72 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
         _ = terminate.recv() => bail!("terminated"),
     };
     if let Some(path) = &options.json {
-        std::fs::write(path, document(&gateways, &runs, &options).to_string() + "\n")
+        std::fs::write(path, json_document(&gateways, &runs, &options).to_string() + "\n")
             .with_context(|| format!("{}", path.display()))?;
     }
     let mut out = std::io::stdout();
     write!(out, "{}", table::markdown(&gateways, &scenarios, &runs))?;
-    write!(out, "{}", targets::lines(&gateways, &runs))?;
+    write!(out, "{}", targets::target_lines(&gateways, &runs))?;
     Ok(())
 }
 
-async fn gateways(options: &Options) -> anyhow::Result<Vec<Gateway>> {
+async fn gateways(options: &BenchCompareArgs) -> anyhow::Result<Vec<BenchGateway>> {
     let mut gateways = Vec::new();
     if let Some(path) = &options.moongate {
         let flags = options.moongate_flag.clone();
-        let path = existing(path)?;
-        let kind = |traces| Kind::Moongate { path: path.clone(), flags: flags.clone(), traces };
-        gateways.push(Gateway::new("moongate", kind(None)).await);
+        let path = canonical_path(path)?;
+        let kind = |traces| BenchGatewayKind::Moongate {
+            path: path.clone(),
+            flags: flags.clone(),
+            trace_ratio: traces,
+        };
+        gateways.push(BenchGateway::new("moongate", kind(None)).await);
         if let Some(ratio) = options.traces {
-            gateways.push(Gateway::new(&format!("moongate, {ratio} traced"), kind(Some(ratio))).await);
+            gateways.push(BenchGateway::new(&format!("moongate, {ratio} traced"), kind(Some(ratio))).await);
         }
     }
     if let Some(path) = &options.smg {
         for policy in ["cache_aware", "round_robin"] {
-            let kind = Kind::Smg { path: existing(path)?, policy };
-            gateways.push(Gateway::new(&format!("smg {policy}"), kind).await);
+            let kind = BenchGatewayKind::Smg { path: canonical_path(path)?, policy };
+            gateways.push(BenchGateway::new(&format!("smg {policy}"), kind).await);
         }
     }
     if !options.no_reference {
-        if let Some(path) = child::on_path("nginx") {
-            gateways.push(Gateway::new("nginx (no PD)", Kind::Nginx { path }).await);
+        if let Some(path) = child::find_on_path("nginx") {
+            gateways.push(BenchGateway::new("nginx (no PD)", BenchGatewayKind::Nginx { path }).await);
         }
-        gateways.push(Gateway::new("engine alone", Kind::Direct).await);
+        gateways.push(BenchGateway::new("engine alone", BenchGatewayKind::EngineOnly).await);
     }
     ensure!(!gateways.is_empty(), "nothing to measure; give --moongate or --smg");
     Ok(gateways)
 }
 
-fn existing(path: &Path) -> anyhow::Result<PathBuf> {
+fn canonical_path(path: &Path) -> anyhow::Result<PathBuf> {
     path.canonicalize().with_context(|| format!("{} is not there; build or install it first", path.display()))
 }
 
-fn places(options: &Options) -> anyhow::Result<Places> {
+fn bench_environment(options: &BenchCompareArgs) -> anyhow::Result<BenchEnvironment> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let taskset = child::on_path("taskset").filter(|_| cores > 1);
+    let taskset = child::find_on_path("taskset").filter(|_| cores > 1);
     if taskset.is_none() {
         let mut out = std::io::stderr();
         writeln!(out, "note: one core or no taskset: nothing is pinned, and the numbers include contention")?;
     }
-    Ok(Places {
+    Ok(BenchEnvironment {
         taskset,
         gateway_cpu: options.gateway_cpu,
         load_cpu: options.load_cpu,
         // What traces cost is less than waking whoever sleeps, which a slower gateway has to do more often.
-        awake: options.traces.is_some(),
+        busy_poll: options.traces.is_some(),
         scratch: tempfile::tempdir().context("no folder for logs")?,
     })
 }
 
-fn document(gateways: &[Gateway], runs: &[Run], options: &Options) -> serde_json::Value {
+fn json_document(
+    gateways: &[BenchGateway],
+    runs: &[BenchRun],
+    options: &BenchCompareArgs,
+) -> serde_json::Value {
     let runs: Vec<_> = runs
         .iter()
         .map(|run| {

@@ -6,14 +6,14 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 
-use super::child::{self, Places};
-use super::gateways::{Engines, Gateway, Running};
+use super::child::{self, BenchEnvironment};
+use super::gateways::{BenchGateway, MockEngineProcess, StartedGateway};
 use super::scenarios::{IDLE, Scenario};
 use crate::procfs;
 
 /// One scenario on one gateway, once.
 #[derive(Debug)]
-pub(super) struct Run {
+pub(super) struct BenchRun {
     pub(super) round: u32,
     pub(super) gateway: String,
     pub(super) scenario: &'static str,
@@ -23,34 +23,35 @@ pub(super) struct Run {
 
 /// How much is measured.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Plan {
+pub(super) struct BenchPlan {
     /// How often every gateway is started.
-    pub(super) starts: u32,
+    pub(super) rounds: u32,
     /// How often it is measured each time. If more than once, all run at the same time and take turns.
-    pub(super) turns: u32,
+    pub(super) repeats: u32,
     /// Of one measurement.
     pub(super) seconds: f64,
 }
 
 /// Every gateway through every scenario as often as planned. Fails only if the mock engines do, or if a gateway cannot be stopped.
 pub(super) async fn measure(
-    gateways: &[Gateway],
+    gateways: &[BenchGateway],
     scenarios: &[&Scenario],
-    places: &Places,
-    plan: Plan,
-) -> anyhow::Result<Vec<Run>> {
-    let engines = Engines::start(places).await?;
+    places: &BenchEnvironment,
+    plan: BenchPlan,
+) -> anyhow::Result<Vec<BenchRun>> {
+    let engines = MockEngineProcess::start(places).await?;
     let mut runs = Vec::new();
-    for start in 0..plan.starts {
+    for start in 0..plan.rounds {
         // Another gateway begins each time, so that a drift of the machine meets all alike.
-        let mut order: Vec<&Gateway> = gateways.iter().collect();
+        let mut order: Vec<&BenchGateway> = gateways.iter().collect();
         order.rotate_left(start as usize % gateways.len());
-        let together = if plan.turns > 1 { order.len() } else { 1 };
+        let together = if plan.repeats > 1 { order.len() } else { 1 };
         for gateways in order.chunks(together) {
-            let mut turns = Turns { engines: &engines, places, plan, start, running: Vec::new() };
+            let mut turns =
+                InterleavedGateways { engines: &engines, places, plan, start, running: Vec::new() };
             turns.start(gateways).await;
             for scenario in scenarios {
-                turns.take(scenario, &mut runs).await?;
+                turns.measure_scenario(scenario, &mut runs).await?;
             }
             turns.stop().await?;
         }
@@ -59,27 +60,31 @@ pub(super) async fn measure(
 }
 
 /// Gateways that run at the same time and are measured in turn.
-struct Turns<'a> {
-    engines: &'a Engines,
-    places: &'a Places,
-    plan: Plan,
+struct InterleavedGateways<'a> {
+    engines: &'a MockEngineProcess,
+    places: &'a BenchEnvironment,
+    plan: BenchPlan,
     /// Which start of them it is, from 0.
     start: u32,
     /// One that could not be started says why instead.
-    running: Vec<(&'a Gateway, Result<Running, String>)>,
+    running: Vec<(&'a BenchGateway, Result<StartedGateway, String>)>,
 }
 
-impl<'a> Turns<'a> {
-    async fn start(&mut self, gateways: &[&'a Gateway]) {
+impl<'a> InterleavedGateways<'a> {
+    async fn start(&mut self, gateways: &[&'a BenchGateway]) {
         for gateway in gateways {
-            let running = Running::start(gateway, self.engines, self.places).await;
+            let running = StartedGateway::start(gateway, self.engines, self.places).await;
             self.running.push((gateway, running.map_err(|error| format!("{error:#}"))));
         }
     }
 
-    async fn take(&mut self, scenario: &Scenario, runs: &mut Vec<Run>) -> anyhow::Result<()> {
-        for turn in 0..self.plan.turns {
-            let round = self.start * self.plan.turns + turn;
+    async fn measure_scenario(
+        &mut self,
+        scenario: &Scenario,
+        runs: &mut Vec<BenchRun>,
+    ) -> anyhow::Result<()> {
+        for turn in 0..self.plan.repeats {
+            let round = self.start * self.plan.repeats + turn;
             for (gateway, running) in &mut self.running {
                 let outcome = match running {
                     Ok(running) => one_run(running, self.engines, scenario, self.places, self.plan.seconds)
@@ -88,8 +93,13 @@ impl<'a> Turns<'a> {
                     Err(failure) => Err(failure.clone()),
                 };
                 self.engines.pid()?;
-                progress(round, &gateway.name, scenario.name, &outcome)?;
-                runs.push(Run { round, gateway: gateway.name.clone(), scenario: scenario.name, outcome });
+                print_progress(round, &gateway.name, scenario.name, &outcome)?;
+                runs.push(BenchRun {
+                    round,
+                    gateway: gateway.name.clone(),
+                    scenario: scenario.name,
+                    outcome,
+                });
             }
             // Who was second is the first next time.
             self.running.reverse();
@@ -106,15 +116,15 @@ impl<'a> Turns<'a> {
 }
 
 async fn one_run(
-    running: &mut Running,
-    engines: &Engines,
+    running: &mut StartedGateway,
+    engines: &MockEngineProcess,
     scenario: &Scenario,
-    places: &Places,
+    places: &BenchEnvironment,
     seconds: f64,
 ) -> anyhow::Result<Value> {
     let pid = match &mut running.server {
         Some(server) => {
-            server.check()?;
+            server.ensure_running()?;
             Some(server.pid()?)
         }
         None => None,
@@ -129,7 +139,7 @@ async fn one_run(
         command.args(["--warmup", &(seconds / 4.0).clamp(0.1, 0.5).to_string()]);
     }
     command.args(scenario.load);
-    command.args(places.awake.then_some("--awake"));
+    command.args(places.busy_poll.then_some("--awake"));
     match pid {
         Some(pid) => command.args(["--pid", &pid.to_string(), "--engine-pid", &engines.pid()?.to_string()]),
         None => command.args(["--pid", &engines.pid()?.to_string()]),
@@ -146,7 +156,7 @@ async fn one_run(
     Ok(report)
 }
 
-fn progress(
+fn print_progress(
     round: u32,
     gateway: &str,
     scenario: &str,

@@ -2,7 +2,7 @@
 
 /// A number of a run's report.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Measure {
+pub(super) struct BenchMetric {
     pub(super) key: &'static str,
     pub(super) title: &'static str,
 }
@@ -14,20 +14,20 @@ pub(super) struct Scenario {
     pub(super) title: &'static str,
     /// Flags of `gateway-bench load`.
     pub(super) load: &'static [&'static str],
-    pub(super) measures: &'static [Measure],
+    pub(super) measures: &'static [BenchMetric],
 }
 
 /// Name of the run that only reads memory.
 pub(super) const IDLE: &str = "idle";
 
-const CPU_REQUEST: Measure = Measure { key: "cpu_us_per_request", title: "CPU µs/request" };
-const CPU_CHUNK: Measure = Measure { key: "cpu_us_per_chunk", title: "CPU µs/chunk" };
-const RATE: Measure = Measure { key: "requests_per_s", title: "requests/s" };
-const P50: Measure = Measure { key: "p50_us", title: "p50 µs" };
-const P99: Measure = Measure { key: "p99_us", title: "p99 µs" };
-const RSS: Measure = Measure { key: "rss_after_mb", title: "RSS after, MB" };
-const TTFT: Measure = Measure { key: "ttft_p50_us", title: "TTFT p50 µs" };
-const DELAY: Measure = Measure { key: "chunk_delay_p50_us", title: "chunk delay p50 µs" };
+const CPU_REQUEST: BenchMetric = BenchMetric { key: "cpu_us_per_request", title: "CPU µs/request" };
+const CPU_CHUNK: BenchMetric = BenchMetric { key: "cpu_us_per_chunk", title: "CPU µs/chunk" };
+const RATE: BenchMetric = BenchMetric { key: "requests_per_s", title: "requests/s" };
+const P50: BenchMetric = BenchMetric { key: "p50_us", title: "p50 µs" };
+const P99: BenchMetric = BenchMetric { key: "p99_us", title: "p99 µs" };
+const RSS: BenchMetric = BenchMetric { key: "rss_after_mb", title: "RSS after, MB" };
+const TTFT: BenchMetric = BenchMetric { key: "ttft_p50_us", title: "TTFT p50 µs" };
+const DELAY: BenchMetric = BenchMetric { key: "chunk_delay_p50_us", title: "chunk delay p50 µs" };
 
 /// In the order in which one gateway goes through them; the one that fills its memory is last.
 pub(super) const SCENARIOS: [Scenario; 7] = [
@@ -35,7 +35,7 @@ pub(super) const SCENARIOS: [Scenario; 7] = [
         name: IDLE,
         title: "idle",
         load: &[],
-        measures: &[Measure { key: "rss_after_mb", title: "RSS, MB" }],
+        measures: &[BenchMetric { key: "rss_after_mb", title: "RSS, MB" }],
     },
     Scenario {
         name: "json-200b",
@@ -59,7 +59,7 @@ pub(super) const SCENARIOS: [Scenario; 7] = [
         name: "sse-unpaced",
         title: "SSE 64 tokens unpaced, 32 connections",
         load: &["--body-bytes", "300", "--conc", "32", "--stream", "--max-tokens", "64"],
-        measures: &[CPU_CHUNK, Measure { key: "chunks_per_s", title: "chunks/s" }, TTFT],
+        measures: &[CPU_CHUNK, BenchMetric { key: "chunks_per_s", title: "chunks/s" }, TTFT],
     },
     Scenario {
         name: "sse-paced",

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 use std::fs;
 
-use super::gateways::Gateway;
-use super::rounds::Run;
+use super::gateways::BenchGateway;
+use super::rounds::BenchRun;
 use super::scenarios::Scenario;
 
 /// More CPU than this used by others makes a run doubtful.
@@ -12,14 +12,14 @@ const NOISY_CORES: f64 = 0.2;
 
 /// Values of one measure on one gateway over the rounds.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Series {
+pub(super) struct MetricSeries {
     /// By round, only of runs that succeeded.
     pub(super) values: Vec<(u32, f64)>,
     pub(super) failed: usize,
 }
 
-impl Series {
-    pub(super) fn of(runs: &[Run], gateway: &str, scenario: &str, key: &str) -> Self {
+impl MetricSeries {
+    pub(super) fn of(runs: &[BenchRun], gateway: &str, scenario: &str, key: &str) -> Self {
         let mut series = Self::default();
         for run in runs.iter().filter(|run| run.gateway == gateway && run.scenario == scenario) {
             match &run.outcome {
@@ -32,7 +32,7 @@ impl Series {
 
     fn cell(&self) -> String {
         let values: Vec<f64> = self.values.iter().map(|(_, value)| *value).collect();
-        let spread = Spread::of(&values).map_or_else(String::new, |spread| spread.to_string());
+        let spread = MedianRange::of(&values).map_or_else(String::new, |spread| spread.to_string());
         match (self.failed, values.len()) {
             (0, 0) => "–".to_owned(),
             (0, _) => spread,
@@ -44,13 +44,13 @@ impl Series {
 
 /// Median, smallest and largest.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Spread {
+pub(super) struct MedianRange {
     pub(super) median: f64,
     min: f64,
     max: f64,
 }
 
-impl Spread {
+impl MedianRange {
     pub(super) fn of(values: &[f64]) -> Option<Self> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -68,7 +68,7 @@ impl Spread {
 /// Where the median of all that could have been measured of these processes lies with 95 % certainty: between two of the measured values,
 /// whose ranks are those that a fair coin's heads stay within. `None` if there are too few values to say more than the smallest and the
 /// largest.
-pub(super) fn certainty(values: &[f64]) -> Option<(f64, f64)> {
+pub(super) fn median_confidence_interval(values: &[f64]) -> Option<(f64, f64)> {
     const FEWEST: usize = 20;
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -77,7 +77,7 @@ pub(super) fn certainty(values: &[f64]) -> Option<(f64, f64)> {
     (sorted.len() >= FEWEST).then(|| (sorted[low], sorted[sorted.len() - 1 - low]))
 }
 
-impl std::fmt::Display for Spread {
+impl std::fmt::Display for MedianRange {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let digits = match self.max {
             max if max < 2.0 => 2,
@@ -88,7 +88,7 @@ impl std::fmt::Display for Spread {
     }
 }
 
-pub(super) fn markdown(gateways: &[Gateway], scenarios: &[&Scenario], runs: &[Run]) -> String {
+pub(super) fn markdown(gateways: &[BenchGateway], scenarios: &[&Scenario], runs: &[BenchRun]) -> String {
     let rounds = runs.iter().map(|run| run.round + 1).max().unwrap_or(0);
     let mut text =
         format!("Median (smallest–largest) of {rounds} interleaved measurements. {}\n\n", machine());
@@ -102,7 +102,7 @@ pub(super) fn markdown(gateways: &[Gateway], scenarios: &[&Scenario], runs: &[Ru
             cells.extend(
                 gateways
                     .iter()
-                    .map(|gateway| Series::of(runs, &gateway.name, scenario.name, measure.key).cell()),
+                    .map(|gateway| MetricSeries::of(runs, &gateway.name, scenario.name, measure.key).cell()),
             );
             line(cells);
         }
@@ -113,11 +113,11 @@ pub(super) fn markdown(gateways: &[Gateway], scenarios: &[&Scenario], runs: &[Ru
         let _infallible = writeln!(text, "* {}: {}", gateway.name, gateway.version);
     }
     text.push_str(&failures(runs));
-    text.push_str(&noise(runs));
+    text.push_str(&noise_summary(runs));
     text
 }
 
-fn failures(runs: &[Run]) -> String {
+fn failures(runs: &[BenchRun]) -> String {
     let mut text = String::new();
     for run in runs {
         if let Err(failure) = &run.outcome {
@@ -134,11 +134,11 @@ fn failures(runs: &[Run]) -> String {
     text
 }
 
-fn noise(runs: &[Run]) -> String {
+fn noise_summary(runs: &[BenchRun]) -> String {
     let reports = runs.iter().filter_map(|run| run.outcome.as_ref().ok());
     let foreign: Vec<f64> = reports.filter_map(|report| report["foreign_cores"].as_f64()).collect();
     let noisy = foreign.iter().filter(|cores| **cores > NOISY_CORES).count();
-    let Some(spread) = Spread::of(&foreign) else { return String::new() };
+    let Some(spread) = MedianRange::of(&foreign) else { return String::new() };
     let verdict =
         if noisy == 0 { "quiet" } else { "noisy: trust ratios within a round, not absolute values" };
     format!(
@@ -168,25 +168,25 @@ mod tests {
     #[test]
     fn the_more_is_measured_the_more_certain_is_the_median() {
         let values = |count: u32| (1..=count).map(f64::from).rev().collect::<Vec<_>>();
-        assert_eq!(certainty(&values(11)), None);
+        assert_eq!(median_confidence_interval(&values(11)), None);
         // 10 ± 1.96 × √20 ÷ 2 heads of 20.
-        assert_eq!(certainty(&values(20)), Some((6.0, 15.0)));
-        assert_eq!(certainty(&values(400)), Some((181.0, 220.0)));
+        assert_eq!(median_confidence_interval(&values(20)), Some((6.0, 15.0)));
+        assert_eq!(median_confidence_interval(&values(400)), Some((181.0, 220.0)));
     }
 
     #[test]
     fn failed_rounds_are_shown_and_not_averaged() {
-        let run = |round, outcome| Run { round, gateway: "g".to_owned(), scenario: "s", outcome };
+        let run = |round, outcome| BenchRun { round, gateway: "g".to_owned(), scenario: "s", outcome };
         let mut runs = vec![
             run(0, Ok(json!({"x": 10.0}))),
             run(1, Ok(json!({"x": 30.0}))),
             run(2, Ok(json!({"x": 14.0}))),
         ];
-        assert_eq!(Series::of(&runs, "g", "s", "x").cell(), "14.0 (10.0–30.0)");
+        assert_eq!(MetricSeries::of(&runs, "g", "s", "x").cell(), "14.0 (10.0–30.0)");
         runs.push(run(3, Err("3 errors".to_owned())));
-        assert_eq!(Series::of(&runs, "g", "s", "x").cell(), "14.0 (10.0–30.0) **failed ×1**");
-        assert_eq!(Series::of(&runs[3..], "g", "s", "x").cell(), "**failed ×1**");
-        assert_eq!(Series::of(&runs, "other", "s", "x").cell(), "–");
+        assert_eq!(MetricSeries::of(&runs, "g", "s", "x").cell(), "14.0 (10.0–30.0) **failed ×1**");
+        assert_eq!(MetricSeries::of(&runs[3..], "g", "s", "x").cell(), "**failed ×1**");
+        assert_eq!(MetricSeries::of(&runs, "other", "s", "x").cell(), "–");
         assert!(failures(&runs).contains("round 4: 3 errors"));
     }
 }

@@ -2,126 +2,151 @@
 
 use std::fmt::Write as _;
 
-use super::gateways::{Gateway, Kind};
-use super::rounds::Run;
+use super::gateways::{BenchGateway, BenchGatewayKind};
+use super::rounds::BenchRun;
 use super::scenarios::IDLE;
-use super::table::{Series, Spread, certainty};
+use super::table::{MedianRange, MetricSeries, median_confidence_interval};
 
-struct Target {
+struct PerformanceTarget {
     title: &'static str,
     scenario: &'static str,
     key: &'static str,
     limit: f64,
     /// The limit is a multiple of smg's value in the same round.
-    of_smg: bool,
+    relative_to_smg: bool,
 }
 
-const TARGETS: [Target; 6] = [
-    Target {
+const TARGETS: [PerformanceTarget; 6] = [
+    PerformanceTarget {
         title: "CPU per request, 200 B",
         scenario: "json-200b",
         key: "cpu_us_per_request",
         limit: 0.4,
-        of_smg: true,
+        relative_to_smg: true,
     },
-    Target {
+    PerformanceTarget {
         title: "CPU per request, 256 KiB",
         scenario: "json-256k",
         key: "cpu_us_per_request",
         limit: 0.3,
-        of_smg: true,
+        relative_to_smg: true,
     },
-    Target {
+    PerformanceTarget {
         title: "p50 at 200 requests/s",
         scenario: "open-200rps",
         key: "p50_us",
         limit: 0.75,
-        of_smg: true,
+        relative_to_smg: true,
     },
-    Target {
+    PerformanceTarget {
         title: "CPU µs per unpaced chunk",
         scenario: "sse-unpaced",
         key: "cpu_us_per_chunk",
         limit: 7.0,
-        of_smg: false,
+        relative_to_smg: false,
     },
-    Target { title: "idle RSS, MB", scenario: IDLE, key: "rss_after_mb", limit: 25.0, of_smg: false },
-    Target {
+    PerformanceTarget {
+        title: "idle RSS, MB",
+        scenario: IDLE,
+        key: "rss_after_mb",
+        limit: 25.0,
+        relative_to_smg: false,
+    },
+    PerformanceTarget {
         title: "RSS after 256 KiB bodies, MB",
         scenario: "json-256k",
         key: "rss_after_mb",
         limit: 90.0,
-        of_smg: false,
+        relative_to_smg: false,
     },
 ];
 
 /// What traces may cost, as multiples of the same without.
-const TRACED: [Target; 4] = [
-    Target {
+const TRACING_TARGETS: [PerformanceTarget; 4] = [
+    PerformanceTarget {
         title: "CPU per request, 200 B",
         scenario: "json-200b",
         key: "cpu_us_per_request",
         limit: 1.03,
-        of_smg: false,
+        relative_to_smg: false,
     },
-    Target {
+    PerformanceTarget {
         title: "CPU per request, 32 KiB",
         scenario: "json-32k",
         key: "cpu_us_per_request",
         limit: 1.03,
-        of_smg: false,
+        relative_to_smg: false,
     },
-    Target {
+    PerformanceTarget {
         title: "CPU per unpaced chunk",
         scenario: "sse-unpaced",
         key: "cpu_us_per_chunk",
         limit: 1.03,
-        of_smg: false,
+        relative_to_smg: false,
     },
-    Target {
+    PerformanceTarget {
         title: "CPU per paced chunk",
         scenario: "sse-paced",
         key: "cpu_us_per_chunk",
         limit: 1.03,
-        of_smg: false,
+        relative_to_smg: false,
     },
 ];
 
 /// A line for each target that was measured.
-pub(super) fn lines(gateways: &[Gateway], runs: &[Run]) -> String {
+pub(super) fn target_lines(gateways: &[BenchGateway], runs: &[BenchRun]) -> String {
     let mut text = String::new();
-    let ours = gateways.iter().filter(|gateway| matches!(gateway.kind, Kind::Moongate { .. }));
-    let (traced, ours): (Vec<_>, Vec<_>) =
-        ours.partition(|gateway| matches!(gateway.kind, Kind::Moongate { traces: Some(_), .. }));
+    let ours = gateways.iter().filter(|gateway| matches!(gateway.kind, BenchGatewayKind::Moongate { .. }));
+    let (traced, ours): (Vec<_>, Vec<_>) = ours
+        .partition(|gateway| matches!(gateway.kind, BenchGatewayKind::Moongate { trace_ratio: Some(_), .. }));
     for our in ours {
         for (target, traced) in
-            TRACED.iter().flat_map(|target| traced.iter().map(move |traced| (target, traced)))
+            TRACING_TARGETS.iter().flat_map(|target| traced.iter().map(move |traced| (target, traced)))
         {
-            let without = Series::of(runs, &our.name, target.scenario, target.key);
-            let with = Series::of(runs, &traced.name, target.scenario, target.key);
+            let without = MetricSeries::of(runs, &our.name, target.scenario, target.key);
+            let with = MetricSeries::of(runs, &traced.name, target.scenario, target.key);
             let title = format!("{}, {}, of {}", target.title, traced.name, our.name);
-            line(&mut text, target, &title, &ratios(&with, &without), with.failed + without.failed);
+            push_target_line(
+                &mut text,
+                target,
+                &title,
+                &ratios(&with, &without),
+                with.failed + without.failed,
+            );
         }
         for target in &TARGETS {
-            let series = Series::of(runs, &our.name, target.scenario, target.key);
-            if !target.of_smg {
+            let series = MetricSeries::of(runs, &our.name, target.scenario, target.key);
+            if !target.relative_to_smg {
                 let values: Vec<f64> = series.values.iter().map(|(_, value)| *value).collect();
-                line(&mut text, target, target.title, &values, series.failed);
+                push_target_line(&mut text, target, target.title, &values, series.failed);
                 continue;
             }
-            for smg in gateways.iter().filter(|gateway| matches!(gateway.kind, Kind::Smg { .. })) {
-                let theirs = Series::of(runs, &smg.name, target.scenario, target.key);
+            for smg in gateways.iter().filter(|gateway| matches!(gateway.kind, BenchGatewayKind::Smg { .. }))
+            {
+                let theirs = MetricSeries::of(runs, &smg.name, target.scenario, target.key);
                 let title = format!("{}, of {}", target.title, smg.name);
-                line(&mut text, target, &title, &ratios(&series, &theirs), series.failed + theirs.failed);
+                push_target_line(
+                    &mut text,
+                    target,
+                    &title,
+                    &ratios(&series, &theirs),
+                    series.failed + theirs.failed,
+                );
             }
         }
     }
     if text.is_empty() { text } else { format!("\nTargets (ratios are taken within each round):\n\n{text}") }
 }
 
-fn line(text: &mut String, target: &Target, title: &str, values: &[f64], failed: usize) {
+fn push_target_line(
+    text: &mut String,
+    target: &PerformanceTarget,
+    title: &str,
+    values: &[f64],
+    failed: usize,
+) {
     let limit = target.limit;
-    let Some(spread) = Spread::of(values) else {
+    let Some(spread) = MedianRange::of(values) else {
         if failed > 0 {
             let _infallible =
                 writeln!(text, "* {title}: not measured, {failed} failed runs (target ≤ {limit})");
@@ -133,14 +158,14 @@ fn line(text: &mut String, target: &Target, title: &str, values: &[f64], failed:
         (false, 0) => "**missed**".to_owned(),
         (_, failed) => format!("**{failed} failed runs**"),
     };
-    let certainty = certainty(values)
+    let certainty = median_confidence_interval(values)
         .map(|(low, high)| format!(", 95 % certain to be within {low:.3}–{high:.3} for these starts"));
     let certainty = certainty.unwrap_or_default();
     let _infallible = writeln!(text, "* {title}: {spread}{certainty} (target ≤ {limit}): {verdict}");
 }
 
 /// Ours by theirs, for each round that has both.
-fn ratios(ours: &Series, theirs: &Series) -> Vec<f64> {
+fn ratios(ours: &MetricSeries, theirs: &MetricSeries) -> Vec<f64> {
     let their =
         |round: u32| theirs.values.iter().find(|(theirs, _)| *theirs == round).map(|(_, value)| *value);
     ours.values.iter().filter_map(|(round, value)| Some(value / their(*round)?)).collect()
@@ -152,12 +177,12 @@ mod tests {
 
     #[test]
     fn ratios_are_of_the_same_round() {
-        let series = |values: &[(u32, f64)]| Series { values: values.to_vec(), failed: 0 };
+        let series = |values: &[(u32, f64)]| MetricSeries { values: values.to_vec(), failed: 0 };
         let ours = series(&[(0, 10.0), (1, 30.0), (2, 50.0)]);
         assert_eq!(ratios(&ours, &series(&[(1, 60.0), (2, 50.0), (3, 1.0)])), [0.5, 1.0]);
         let mut text = String::new();
-        line(&mut text, &TARGETS[0], "x", &[0.5, 0.3, 0.35], 0);
-        line(&mut text, &TARGETS[0], "y", &[0.3], 1);
+        push_target_line(&mut text, &TARGETS[0], "x", &[0.5, 0.3, 0.35], 0);
+        push_target_line(&mut text, &TARGETS[0], "y", &[0.3], 1);
         assert!(text.contains("x: 0.35 (0.30–0.50) (target ≤ 0.4): met"), "{text}");
         assert!(text.contains("y: 0.30 (0.30–0.30) (target ≤ 0.4): **1 failed runs**"), "{text}");
     }

@@ -5,18 +5,18 @@ use std::io;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use super::answers::Role;
-use super::request::Wanted;
-use super::stream::Stream;
-use super::{Engine, answers};
-use crate::wire::{Head, MAX_BODY, MAX_HEAD, parse_head};
+use super::request::CompletionParams;
+use super::responses::MockRole;
+use super::stream::MockTokenStream;
+use super::{MockEngine, responses};
+use crate::wire::{HttpFraming, MAX_BODY, MAX_HEAD, parse_head};
 
 /// Serves requests until the peer closes.
-pub(super) async fn serve(mut stream: TcpStream, engine: &Engine) -> io::Result<()> {
+pub(super) async fn serve(mut stream: TcpStream, engine: &MockEngine) -> io::Result<()> {
     let mut buffer = Vec::with_capacity(16 << 10);
     loop {
         let Some(head) = read_head(&mut stream, &mut buffer).await? else { return Ok(()) };
-        if let Some(refusal) = answers::length_required(&head) {
+        if let Some(refusal) = responses::length_required(&head) {
             return stream.write_all(&refusal).await;
         }
         let body = head.content_length.unwrap_or(0);
@@ -39,7 +39,7 @@ pub(super) async fn serve(mut stream: TcpStream, engine: &Engine) -> io::Result<
 }
 
 /// `None` if the peer closed between two requests.
-async fn read_head(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<Option<Head>> {
+async fn read_head(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<Option<HttpFraming>> {
     loop {
         if let Some(head) = parse_head(buffer) {
             return Ok(Some(head));
@@ -53,22 +53,22 @@ async fn read_head(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<O
     }
 }
 
-async fn answer(stream: &mut TcpStream, engine: &Engine, head: &[u8], body: &[u8]) -> io::Result<()> {
+async fn answer(stream: &mut TcpStream, engine: &MockEngine, head: &[u8], body: &[u8]) -> io::Result<()> {
     let path = path(head);
     let is_completion = matches!(path, "/v1/chat/completions" | "/v1/completions" | "/generate");
-    if !is_completion || !engine.answers.is_engine() {
-        return stream.write_all(engine.answers.simple(path)).await;
+    if !is_completion || !engine.responses.is_engine() {
+        return stream.write_all(engine.responses.fixed_response(path)).await;
     }
-    let wanted = Wanted::read(body);
-    if engine.answers.needs_room() && !wanted.has_room {
-        return stream.write_all(engine.answers.no_room()).await;
+    let wanted = CompletionParams::parse(body);
+    if engine.responses.requires_bootstrap_room() && !wanted.has_bootstrap_room {
+        return stream.write_all(engine.responses.missing_bootstrap_room()).await;
     }
     if !wanted.stream {
-        return stream.write_all(engine.answers.completion()).await;
+        return stream.write_all(engine.responses.completion()).await;
     }
     // A prefill engine makes the first token, and says so at once.
-    let tokens = if matches!(engine.answers.role, Role::Prefill { .. }) { 1 } else { wanted.tokens };
-    Stream::new(tokens, wanted.itl.unwrap_or(engine.itl)).send(stream).await
+    let tokens = if matches!(engine.responses.role, MockRole::Prefill { .. }) { 1 } else { wanted.tokens };
+    MockTokenStream::new(tokens, wanted.itl.unwrap_or(engine.itl)).send(stream).await
 }
 
 /// Path of the request line, without its query.

@@ -1,8 +1,8 @@
 //! Mock engines: what a gateway sees of SGLang, for a few microseconds of CPU per request.
 
-pub(crate) mod answers;
 mod connection;
 mod request;
+pub(crate) mod responses;
 pub(crate) mod stream;
 
 use std::io::Write as _;
@@ -18,16 +18,16 @@ use tokio::net::unix::pipe;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use answers::{Answers, Role};
+use responses::{CannedResponses, MockRole};
 
-use crate::clock::stay_awake;
+use crate::clock::busy_poll;
 
 /// Most connections at once of one listener; more wait.
 const MAX_CONNECTIONS: usize = 8192;
 
 /// Options of `gateway-bench engine`.
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct MockEngineArgs {
     /// An engine that prefills and decodes, on this port of 127.0.0.1; 0 takes any. Repeatable.
     #[arg(long, value_name = "PORT")]
     plain: Vec<u16>,
@@ -60,34 +60,34 @@ pub(crate) struct Options {
 
 /// One engine, or one bootstrap server.
 #[derive(Debug)]
-struct Engine {
-    answers: Answers,
+struct MockEngine {
+    responses: CannedResponses,
     itl: Duration,
 }
 
-pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
+pub(crate) async fn run(options: MockEngineArgs) -> anyhow::Result<()> {
     let guard = options.until_stdin_closes.then(stdin_pipe).transpose()?;
     let itl = Duration::from_millis(u64::from(options.itl_ms));
     let mut servers = JoinSet::new();
     let mut listing = serde_json::json!({"plain": [], "prefill": [], "decode": []});
-    let mut start = |listener: TcpListener, role: Role| {
-        servers.spawn(serve(listener, Arc::new(Engine { answers: Answers::new(role), itl })));
+    let mut start = |listener: TcpListener, role: MockRole| {
+        servers.spawn(serve(listener, Arc::new(MockEngine { responses: CannedResponses::new(role), itl })));
     };
     for port in options.plain {
         let (listener, port) = bind(port).await?;
-        start(listener, Role::Plain);
+        start(listener, MockRole::Plain);
         append(&mut listing, "plain", port.into());
     }
     for (port, bootstrap_port) in options.prefill {
         let (bootstrap, bootstrap_port) = bind(bootstrap_port).await?;
         let (listener, port) = bind(port).await?;
-        start(bootstrap, Role::Bootstrap { prefill_port: port });
-        start(listener, Role::Prefill { bootstrap_port });
+        start(bootstrap, MockRole::Bootstrap { prefill_port: port });
+        start(listener, MockRole::Prefill { bootstrap_port });
         append(&mut listing, "prefill", serde_json::json!([port, bootstrap_port]));
     }
     for port in options.decode {
         let (listener, port) = bind(port).await?;
-        start(listener, Role::Decode);
+        start(listener, MockRole::Decode);
         append(&mut listing, "decode", port.into());
     }
     if servers.is_empty() {
@@ -97,7 +97,7 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
     // It ends with the set.
     let mut beside = JoinSet::new();
     if options.awake {
-        beside.spawn(stay_awake());
+        beside.spawn(busy_poll());
     }
     tokio::select! {
         ended = servers.join_next() => match ended {
@@ -106,7 +106,7 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
             None => Ok(()),
         },
         () = tokio::time::sleep(Duration::from_secs(options.max_seconds)) => Ok(()),
-        () = async { if let Some(input) = guard { closed(input).await } }, if options.until_stdin_closes => Ok(()),
+        () = async { if let Some(input) = guard { until_closed(input).await } }, if options.until_stdin_closes => Ok(()),
         signal = tokio::signal::ctrl_c() => Ok(signal?),
     }
 }
@@ -132,7 +132,7 @@ async fn bind(port: u16) -> anyhow::Result<(TcpListener, u16)> {
     Ok((listener, port))
 }
 
-async fn closed(mut input: pipe::Receiver) {
+async fn until_closed(mut input: pipe::Receiver) {
     let mut ignored = [0; 64];
     while matches!(input.read(&mut ignored).await, Ok(1..)) {}
 }
@@ -143,7 +143,7 @@ fn stdin_pipe() -> anyhow::Result<pipe::Receiver> {
     pipe::Receiver::from_owned_fd(input).context("--until-stdin-closes needs a pipe as standard input")
 }
 
-async fn serve(listener: TcpListener, engine: Arc<Engine>) -> anyhow::Result<()> {
+async fn serve(listener: TcpListener, engine: Arc<MockEngine>) -> anyhow::Result<()> {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -156,7 +156,7 @@ async fn serve(listener: TcpListener, engine: Arc<Engine>) -> anyhow::Result<()>
     }
 }
 
-async fn connect(stream: TcpStream, engine: Arc<Engine>) {
+async fn connect(stream: TcpStream, engine: Arc<MockEngine>) {
     // A peer that goes away or sends nonsense loses its connection; its own side counts that.
     let _ended = match stream.set_nodelay(true) {
         Ok(()) => connection::serve(stream, &engine).await,

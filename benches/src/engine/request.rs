@@ -6,29 +6,30 @@ use memchr::memmem;
 
 /// Gateways append their members, and the load generator puts its own after the messages: what is asked for stands
 /// near the end. A search of the whole body would cost more than everything else here.
-const TAIL: usize = 1024;
+const SEARCHED_TAIL_BYTES: usize = 1024;
 /// Longest stream.
 const MAX_TOKENS: u32 = 1 << 20;
 
 /// A completion as asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct CompletionParams {
     pub(super) stream: bool,
     pub(super) tokens: u32,
     pub(super) itl: Option<Duration>,
-    pub(super) has_room: bool,
+    pub(super) has_bootstrap_room: bool,
 }
 
-impl Wanted {
-    pub(super) fn read(body: &[u8]) -> Self {
-        let tail = &body[body.len().saturating_sub(TAIL)..];
+impl CompletionParams {
+    pub(super) fn parse(body: &[u8]) -> Self {
+        let tail = &body[body.len().saturating_sub(SEARCHED_TAIL_BYTES)..];
         Self {
             stream: value(tail, b"\"stream\":").is_some_and(|value| value.starts_with(b"true")),
             tokens: value(tail, b"\"max_tokens\":").and_then(number).unwrap_or(16).clamp(1, MAX_TOKENS),
             itl: value(tail, b"\"user\":")
                 .and_then(|user| number(user.strip_prefix(b"\"itl-ms-")?))
                 .map(|ms| Duration::from_millis(u64::from(ms))),
-            has_room: value(tail, b"\"bootstrap_room\":").is_some_and(|value| !value.starts_with(b"null")),
+            has_bootstrap_room: value(tail, b"\"bootstrap_room\":")
+                .is_some_and(|value| !value.starts_with(b"null")),
         }
     }
 }
@@ -52,10 +53,14 @@ mod tests {
     fn members_are_found_with_and_without_blanks() {
         let body =
             br#"{"messages":[],"max_tokens": 64,"stream": true,"user":"itl-ms-10","bootstrap_room":7}"#;
-        let wanted =
-            Wanted { stream: true, tokens: 64, itl: Some(Duration::from_millis(10)), has_room: true };
-        assert_eq!(Wanted::read(body), wanted);
-        let wanted = Wanted { stream: false, tokens: 16, itl: None, has_room: false };
-        assert_eq!(Wanted::read(br#"{"messages":[],"user":"me","bootstrap_room":null}"#), wanted);
+        let wanted = CompletionParams {
+            stream: true,
+            tokens: 64,
+            itl: Some(Duration::from_millis(10)),
+            has_bootstrap_room: true,
+        };
+        assert_eq!(CompletionParams::parse(body), wanted);
+        let wanted = CompletionParams { stream: false, tokens: 16, itl: None, has_bootstrap_room: false };
+        assert_eq!(CompletionParams::parse(br#"{"messages":[],"user":"me","bootstrap_room":null}"#), wanted);
     }
 }

@@ -7,7 +7,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use super::answers::MODEL;
+use super::responses::MODEL;
 use crate::clock::now_ns;
 
 const HEAD: &[u8] = b"HTTP/1.1 200 OK\r\ndate: Sun, 06 Nov 1994 08:49:37 GMT\r\nserver: uvicorn\r\n\
@@ -17,17 +17,17 @@ const PREFIX: &str = "data: {\"id\":\"0123456789abcdef0123456789abcdef\",\"objec
     \"created\":1700000000,\"model\":\"";
 
 /// Before the twenty digits of a token's time.
-pub(crate) const TIME_MARK: &[u8] = b"\"content\":\"T";
+pub(crate) const TIMESTAMP_PREFIX: &[u8] = b"\"content\":\"T";
 /// Digits of a token's time: nanoseconds of `CLOCK_MONOTONIC`.
-pub(crate) const TIME_DIGITS: usize = 20;
+pub(crate) const TIMESTAMP_DIGITS: usize = 20;
 
 /// An answer about to be streamed.
-pub(super) struct Stream {
+pub(super) struct MockTokenStream {
     tokens: u32,
     itl: Duration,
 }
 
-impl Stream {
+impl MockTokenStream {
     pub(super) fn new(tokens: u32, itl: Duration) -> Self {
         Self { tokens, itl }
     }
@@ -44,7 +44,7 @@ impl Stream {
             } else {
                 tokio::time::sleep_until(begun + self.itl * token).await;
             }
-            stream.write_all(event.stamped()).await?;
+            stream.write_all(event.with_timestamp()).await?;
         }
         stream.write_all(&usage_event(self.tokens)).await?;
         stream.write_all(DONE).await
@@ -55,7 +55,7 @@ impl Stream {
 struct TokenEvent {
     chunk: Vec<u8>,
     /// Where the digits of the time begin.
-    time: usize,
+    timestamp_offset: usize,
 }
 
 impl TokenEvent {
@@ -66,12 +66,14 @@ impl TokenEvent {
             \"matched_stop\":null}],\"usage\":null}\n\n";
         let chunk = chunk(&format!("{before}{:020}{after}", 0));
         let size_line = chunk.iter().position(|byte| *byte == b'\n').map_or(0, |end| end + 1);
-        Self { chunk, time: size_line + before.len() }
+        Self { chunk, timestamp_offset: size_line + before.len() }
     }
 
-    fn stamped(&mut self) -> &[u8] {
+    fn with_timestamp(&mut self) -> &[u8] {
         let mut now = now_ns();
-        for digit in self.chunk[self.time..self.time + TIME_DIGITS].iter_mut().rev() {
+        for digit in
+            self.chunk[self.timestamp_offset..self.timestamp_offset + TIMESTAMP_DIGITS].iter_mut().rev()
+        {
             *digit = b'0' + u8::try_from(now % 10).unwrap_or(0);
             now /= 10;
         }
@@ -94,20 +96,20 @@ fn chunk(data: &str) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::Chunked;
+    use crate::wire::ChunkedDecoder;
 
     #[test]
     fn events_are_chunks_of_json() {
         let mut event = TokenEvent::new();
-        let sent = [event.stamped(), &usage_event(3), DONE].concat();
+        let sent = [event.with_timestamp(), &usage_event(3), DONE].concat();
         let mut body = Vec::new();
-        assert_eq!(Chunked::default().feed(&sent, &mut body).unwrap(), (sent.len(), true));
+        assert_eq!(ChunkedDecoder::default().feed(&sent, &mut body).unwrap(), (sent.len(), true));
         let body = String::from_utf8(body).unwrap();
         let events: Vec<_> =
             body.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").unwrap()).collect();
         let token: serde_json::Value = serde_json::from_str(events[0]).unwrap();
         let time = token["choices"][0]["delta"]["content"].as_str().unwrap().strip_prefix('T').unwrap();
-        assert_eq!(time.len(), TIME_DIGITS);
+        assert_eq!(time.len(), TIMESTAMP_DIGITS);
         assert!(now_ns() - time.parse::<u64>().unwrap() < 60_000_000_000);
         let usage: serde_json::Value = serde_json::from_str(events[1]).unwrap();
         assert_eq!(usage["usage"]["total_tokens"], 67);

@@ -6,12 +6,12 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use crate::clock::now_ns;
-use crate::engine::stream::{TIME_DIGITS, TIME_MARK};
-use crate::wire::{Chunked, Head, MAX_BODY, MAX_HEAD, parse_head, status};
+use crate::engine::stream::{TIMESTAMP_DIGITS, TIMESTAMP_PREFIX};
+use crate::wire::{ChunkedDecoder, HttpFraming, MAX_BODY, MAX_HEAD, parse_head, status};
 
 /// What was seen of one answer.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct ResponseTimings {
     /// When the first byte of the body arrived.
     pub(super) first_byte_ns: u64,
     /// Events of a stream.
@@ -22,14 +22,14 @@ pub(super) struct Seen {
 
 /// A connection, opened at the first request and again after it broke.
 #[derive(Debug)]
-pub(super) struct Client {
+pub(super) struct BenchConnection {
     port: u16,
     stream: Option<TcpStream>,
     buffer: Vec<u8>,
     body: Vec<u8>,
 }
 
-impl Client {
+impl BenchConnection {
     pub(super) fn new(port: u16) -> Self {
         Self { port, stream: None, buffer: Vec::with_capacity(16 << 10), body: Vec::with_capacity(16 << 10) }
     }
@@ -39,7 +39,7 @@ impl Client {
         &mut self,
         request: &[u8],
         is_stream: bool,
-        seen: &mut Seen,
+        seen: &mut ResponseTimings,
     ) -> anyhow::Result<()> {
         self.buffer.clear();
         self.body.clear();
@@ -66,24 +66,24 @@ impl Client {
         Ok(())
     }
 
-    async fn read_head(&mut self, stream: &mut TcpStream) -> anyhow::Result<Head> {
+    async fn read_head(&mut self, stream: &mut TcpStream) -> anyhow::Result<HttpFraming> {
         loop {
             if let Some(head) = parse_head(&self.buffer) {
                 return Ok(head);
             }
             ensure!(self.buffer.len() < MAX_HEAD, "the head of the answer is endless");
-            self.more(stream).await?;
+            self.read_more(stream).await?;
         }
     }
 
     async fn read_body(
         &mut self,
         stream: &mut TcpStream,
-        head: &Head,
+        head: &HttpFraming,
         is_stream: bool,
-        seen: &mut Seen,
+        seen: &mut ResponseTimings,
     ) -> anyhow::Result<()> {
-        let mut chunked = Chunked::default();
+        let mut chunked = ChunkedDecoder::default();
         ensure!(head.chunked || head.content_length.is_some(), "the answer has no framing");
         let mut last = Vec::new();
         loop {
@@ -100,18 +100,18 @@ impl Client {
                 seen.first_byte_ns = now_ns();
             }
             if is_stream {
-                take_events(&mut self.body, seen, &mut last);
+                drain_events(&mut self.body, seen, &mut last);
             }
             if done {
                 ensure!(!is_stream || last == b"data: [DONE]", "the stream ended without [DONE]");
                 return Ok(());
             }
             ensure!(self.body.len() < MAX_BODY, "the answer is endless");
-            self.more(stream).await?;
+            self.read_more(stream).await?;
         }
     }
 
-    async fn more(&mut self, stream: &mut TcpStream) -> anyhow::Result<()> {
+    async fn read_more(&mut self, stream: &mut TcpStream) -> anyhow::Result<()> {
         ensure!(
             stream.read_buf(&mut self.buffer).await.context("reading")? > 0,
             "closed before the answer was complete"
@@ -121,14 +121,14 @@ impl Client {
 }
 
 /// Counts the complete events at the start of `body` and removes them; the last one's text goes to `last`.
-fn take_events(body: &mut Vec<u8>, seen: &mut Seen, last: &mut Vec<u8>) {
+fn drain_events(body: &mut Vec<u8>, seen: &mut ResponseTimings, last: &mut Vec<u8>) {
     let now = now_ns();
     let mut used = 0;
     while let Some(end) = memmem::find(&body[used..], b"\n\n") {
         let event = &body[used..used + end];
         if event.starts_with(b"data:") {
             seen.events += 1;
-            seen.delays_ns.extend(time(event).map(|sent| now.saturating_sub(sent)));
+            seen.delays_ns.extend(event_timestamp(event).map(|sent| now.saturating_sub(sent)));
             last.clear();
             last.extend_from_slice(&event[..event.len().min(32)]);
         }
@@ -137,9 +137,9 @@ fn take_events(body: &mut Vec<u8>, seen: &mut Seen, last: &mut Vec<u8>) {
     body.drain(..used);
 }
 
-fn time(event: &[u8]) -> Option<u64> {
-    let at = memmem::find(event, TIME_MARK)? + TIME_MARK.len();
-    std::str::from_utf8(event.get(at..at + TIME_DIGITS)?).ok()?.parse().ok()
+fn event_timestamp(event: &[u8]) -> Option<u64> {
+    let at = memmem::find(event, TIMESTAMP_PREFIX)? + TIMESTAMP_PREFIX.len();
+    std::str::from_utf8(event.get(at..at + TIMESTAMP_DIGITS)?).ok()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -150,8 +150,8 @@ mod tests {
     fn only_complete_events_are_taken() {
         let mut body =
             b"data: {\"content\":\"T00000000000000000001\"}\n\n: comment\n\ndata: [DONE]\n\ndata: x".to_vec();
-        let (mut seen, mut last) = (Seen::default(), Vec::new());
-        take_events(&mut body, &mut seen, &mut last);
+        let (mut seen, mut last) = (ResponseTimings::default(), Vec::new());
+        drain_events(&mut body, &mut seen, &mut last);
         assert_eq!((seen.events, seen.delays_ns.len()), (2, 1));
         assert_eq!((last.as_slice(), body.as_slice()), (b"data: [DONE]".as_slice(), b"data: x".as_slice()));
     }

@@ -8,13 +8,13 @@ use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
-use super::client::{Client, Seen};
-use super::prompts::Prompts;
-use super::report::{Tally, Window};
+use super::client::{BenchConnection, ResponseTimings};
+use super::prompts::PromptGenerator;
+use super::report::{ExchangeTally, MeasurementWindow};
 use crate::clock::now_ns;
 
 /// After this, a request counts as an error.
-const REQUEST_LIMIT: Duration = Duration::from_secs(20);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// Requests at once in the open loop; one more ends the run, because the gateway does not keep up at all.
 const MAX_IN_FLIGHT: usize = 4096;
 /// A request that fails at once would be repeated as fast as the machine can.
@@ -22,65 +22,68 @@ const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(20);
 
 /// What all connections share.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct BenchLoadPlan {
     pub(super) port: u16,
     /// Events of a complete stream; `None` for JSON.
     pub(super) events: Option<u64>,
-    pub(super) prompts: Prompts,
-    pub(super) window: Window,
+    pub(super) prompts: PromptGenerator,
+    pub(super) window: MeasurementWindow,
     pub(super) ramp: Duration,
     /// Longest pause before a request. Paced streams would otherwise stay in the step with each other in which they happened to begin, and
     /// how many of their tokens arrive together, which is most of what they cost, would be a matter of luck.
-    pub(super) pause: Duration,
+    pub(super) max_pause: Duration,
 }
 
-impl Plan {
+impl BenchLoadPlan {
     /// One request; whether it succeeded.
-    async fn once(
+    async fn send_once(
         &self,
-        client: &mut Client,
+        client: &mut BenchConnection,
         rng: &mut fastrand::Rng,
         request: &mut Vec<u8>,
-        tally: &mut Tally,
+        tally: &mut ExchangeTally,
     ) -> bool {
         self.prompts.write(rng, request);
-        let mut seen = Seen::default();
+        let mut seen = ResponseTimings::default();
         let sent = now_ns();
         let exchange = client.exchange(request, self.events.is_some(), &mut seen);
-        let outcome = match timeout(REQUEST_LIMIT, exchange).await {
+        let outcome = match timeout(REQUEST_TIMEOUT, exchange).await {
             Ok(Ok(())) if self.events.is_some_and(|events| events != seen.events) => {
                 Err(format!("{} events instead of {}", seen.events, self.events.unwrap_or(0)))
             }
             Ok(outcome) => outcome.map_err(|error| format!("{error:#}")),
-            Err(_) => Err(format!("no complete answer within {REQUEST_LIMIT:?}")),
+            Err(_) => Err(format!("no complete answer within {REQUEST_TIMEOUT:?}")),
         };
         tally.count(&self.window, sent, now_ns(), seen, outcome)
     }
 }
 
 /// Each connection sends its next request when the last one is answered.
-pub(super) async fn closed_loop(plan: &Arc<Plan>, connections: u32) -> anyhow::Result<Tally> {
+pub(super) async fn closed_loop(
+    plan: &Arc<BenchLoadPlan>,
+    connections: u32,
+) -> anyhow::Result<ExchangeTally> {
     let mut workers = JoinSet::new();
     for worker in 0..connections {
         let plan = plan.clone();
         workers.spawn(async move {
             sleep(plan.ramp * worker / connections).await;
-            let mut client = Client::new(plan.port);
+            let mut client = BenchConnection::new(plan.port);
             let mut rng = fastrand::Rng::with_seed(now_ns() ^ (u64::from(worker) << 48));
-            let (mut request, mut tally) = (Vec::new(), Tally::default());
+            let (mut request, mut tally) = (Vec::new(), ExchangeTally::default());
             while now_ns() < plan.window.end_ns {
-                if !plan.pause.is_zero() {
-                    sleep(plan.pause.mul_f64(rng.f64())).await;
+                if !plan.max_pause.is_zero() {
+                    sleep(plan.max_pause.mul_f64(rng.f64())).await;
                 }
-                if !plan.once(&mut client, &mut rng, &mut request, &mut tally).await {
-                    client = Client::new(plan.port);
+                if !plan.send_once(&mut client, &mut rng, &mut request, &mut tally).await {
+                    client = BenchConnection::new(plan.port);
                     sleep(PAUSE_AFTER_ERROR).await;
                 }
             }
             tally
         });
     }
-    let mut all = Tally::default();
+    let mut all = ExchangeTally::default();
     while let Some(tally) = workers.join_next().await {
         all.add(tally.context("a connection's task failed")?);
     }
@@ -88,10 +91,10 @@ pub(super) async fn closed_loop(plan: &Arc<Plan>, connections: u32) -> anyhow::R
 }
 
 /// Requests at even distances, each on a connection that is free, or a new one.
-pub(super) async fn open_loop(plan: &Arc<Plan>, rps: u32) -> anyhow::Result<Tally> {
-    let free: Arc<Mutex<Vec<Client>>> = Arc::default();
+pub(super) async fn open_loop(plan: &Arc<BenchLoadPlan>, rps: u32) -> anyhow::Result<ExchangeTally> {
+    let free: Arc<Mutex<Vec<BenchConnection>>> = Arc::default();
     let mut requests = JoinSet::new();
-    let mut all = Tally::default();
+    let mut all = ExchangeTally::default();
     let mut tick = interval(Duration::from_secs(1) / rps);
     tick.set_missed_tick_behavior(MissedTickBehavior::Burst);
     let mut rng = fastrand::Rng::with_seed(now_ns());
@@ -110,15 +113,15 @@ pub(super) async fn open_loop(plan: &Arc<Plan>, rps: u32) -> anyhow::Result<Tall
         let (plan, free, mut rng) = (plan.clone(), free.clone(), rng.fork());
         requests.spawn(async move {
             let idle = free.lock().pop();
-            let mut client = idle.unwrap_or_else(|| Client::new(plan.port));
-            let mut tally = Tally::default();
-            if plan.once(&mut client, &mut rng, &mut Vec::new(), &mut tally).await {
+            let mut client = idle.unwrap_or_else(|| BenchConnection::new(plan.port));
+            let mut tally = ExchangeTally::default();
+            if plan.send_once(&mut client, &mut rng, &mut Vec::new(), &mut tally).await {
                 free.lock().push(client);
             }
             tally
         });
     }
-    let deadline = Instant::now() + REQUEST_LIMIT + Duration::from_secs(1);
+    let deadline = Instant::now() + REQUEST_TIMEOUT + Duration::from_secs(1);
     while let Ok(Some(tally)) = tokio::time::timeout_at(deadline, requests.join_next()).await {
         all.add(tally.context("a request's task failed")?);
     }

@@ -14,15 +14,15 @@ use clap::Args;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
-use crate::clock::stay_awake;
+use crate::clock::busy_poll;
 use crate::procfs;
-use drive::Plan;
-use prompts::Prompts;
-use report::{Spent, Window};
+use drive::BenchLoadPlan;
+use prompts::PromptGenerator;
+use report::{CpuTimes, MeasurementWindow};
 
 /// Options of `gateway-bench load`.
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct BenchLoadArgs {
     /// Port of 127.0.0.1 to send to.
     #[arg(long, value_name = "PORT")]
     port: u16,
@@ -72,7 +72,7 @@ pub(crate) struct Options {
     engine_pid: Option<u32>,
 }
 
-pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
+pub(crate) async fn run(options: BenchLoadArgs) -> anyhow::Result<()> {
     let seconds = |seconds: f64, name: &str| {
         ensure!((0.0..=3600.0).contains(&seconds), "--{name} {seconds} is not within 0 and 3600 seconds");
         Ok(Duration::from_secs_f64(seconds))
@@ -80,23 +80,23 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
     let (warmup, duration) = (seconds(options.warmup, "warmup")?, seconds(options.duration, "duration")?);
     ensure!(!duration.is_zero(), "--duration is 0: nothing would be measured");
     let tail = prompts::tail(options.max_tokens, options.stream, options.itl_ms);
-    let plan = Arc::new(Plan {
+    let plan = Arc::new(BenchLoadPlan {
         port: options.port,
         // A stream that is cut short has fewer events: tokens, usage and [DONE].
         events: options.stream.then_some(u64::from(options.max_tokens) + 2),
-        prompts: Prompts::new(options.body_bytes, &tail)?,
-        window: Window::new(warmup, duration),
+        prompts: PromptGenerator::new(options.body_bytes, &tail)?,
+        window: MeasurementWindow::new(warmup, duration),
         ramp: warmup / 2,
-        pause: Duration::from_millis(options.itl_ms.unwrap_or(0).into()),
+        max_pause: Duration::from_millis(options.itl_ms.unwrap_or(0).into()),
     });
     // It ends with the set.
     let mut beside = JoinSet::new();
     if options.awake {
-        beside.spawn(stay_awake());
+        beside.spawn(busy_poll());
     }
     let rss_before = options.pid.map(procfs::rss_kib).transpose().context("--pid")?;
     let began = Instant::now();
-    let watched = Watched { gateway: options.pid, engine: options.engine_pid };
+    let watched = MeasuredProcesses { gateway: options.pid, engine: options.engine_pid };
     let measured = async {
         sleep_until(began + warmup).await;
         let before = watched.read()?;
@@ -119,18 +119,18 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
 }
 
 /// Processes whose CPU time is read at both ends of the window.
-struct Watched {
+struct MeasuredProcesses {
     gateway: Option<u32>,
     engine: Option<u32>,
 }
 
-impl Watched {
-    fn read(&self) -> anyhow::Result<Spent> {
+impl MeasuredProcesses {
+    fn read(&self) -> anyhow::Result<CpuTimes> {
         let cpu = |pid: Option<u32>| pid.map(procfs::cpu_ns).transpose();
-        Ok(Spent {
+        Ok(CpuTimes {
             gateway_ns: cpu(self.gateway)?,
             engine_ns: cpu(self.engine)?,
-            own_ns: procfs::cpu_ns(std::process::id())?,
+            load_generator_ns: procfs::cpu_ns(std::process::id())?,
             machine_ns: procfs::machine_busy_ns()?,
         })
     }

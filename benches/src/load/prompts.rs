@@ -3,12 +3,12 @@
 use anyhow::ensure;
 
 /// Prompts with a common beginning.
-const GROUPS: usize = 64;
+const PREFIX_GROUPS: usize = 64;
 /// Text that unique ends are cut from.
-const POOL: usize = 1 << 20;
-const OPENING: &str = "{\"model\":\"mock\",\"messages\":[{\"role\":\"user\",\"content\":\"";
+const POOL_BYTES: usize = 1 << 20;
+const BODY_PREFIX: &str = "{\"model\":\"mock\",\"messages\":[{\"role\":\"user\",\"content\":\"";
 /// Digits that make a prompt unique even where its end is cut from the same place.
-const SERIAL: usize = 8;
+const SERIAL_DIGITS: usize = 8;
 
 /// Members after the messages.
 pub(super) fn tail(max_tokens: u32, stream: bool, itl_ms: Option<u32>) -> String {
@@ -25,47 +25,47 @@ pub(super) fn tail(max_tokens: u32, stream: bool, itl_ms: Option<u32>) -> String
 
 /// Makes requests of one size.
 #[derive(Debug)]
-pub(super) struct Prompts {
+pub(super) struct PromptGenerator {
     /// Heads and shared beginnings.
-    beginnings: Vec<Vec<u8>>,
+    shared_prefixes: Vec<Vec<u8>>,
     pool: Vec<u8>,
-    unique: usize,
+    unique_bytes: usize,
     tail: Vec<u8>,
 }
 
-impl Prompts {
+impl PromptGenerator {
     pub(super) fn new(body_bytes: usize, tail: &str) -> anyhow::Result<Self> {
-        let least = OPENING.len() + tail.len() + 2 * SERIAL;
+        let least = BODY_PREFIX.len() + tail.len() + 2 * SERIAL_DIGITS;
         ensure!(
-            (least..=POOL).contains(&body_bytes),
-            "--body-bytes {body_bytes}: bodies of this kind have {least} to {POOL} bytes"
+            (least..=POOL_BYTES).contains(&body_bytes),
+            "--body-bytes {body_bytes}: bodies of this kind have {least} to {POOL_BYTES} bytes"
         );
-        let prompt = body_bytes - OPENING.len() - tail.len();
-        let unique = (prompt / 4).max(SERIAL);
+        let prompt = body_bytes - BODY_PREFIX.len() - tail.len();
+        let unique = (prompt / 4).max(SERIAL_DIGITS);
         let head = format!(
             "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n\
              accept: */*\r\nuser-agent: gateway-bench\r\ncontent-length: {body_bytes}\r\n\r\n"
         );
-        let beginnings = (0..GROUPS as u64)
+        let beginnings = (0..PREFIX_GROUPS as u64)
             .map(|group| {
                 let shared = text(prompt - unique, &mut fastrand::Rng::with_seed(group));
-                [head.as_bytes(), OPENING.as_bytes(), &shared].concat()
+                [head.as_bytes(), BODY_PREFIX.as_bytes(), &shared].concat()
             })
             .collect();
-        let pool = text(POOL, &mut fastrand::Rng::with_seed(GROUPS as u64));
-        Ok(Self { beginnings, pool, unique, tail: tail.as_bytes().to_vec() })
+        let pool = text(POOL_BYTES, &mut fastrand::Rng::with_seed(PREFIX_GROUPS as u64));
+        Ok(Self { shared_prefixes: beginnings, pool, unique_bytes: unique, tail: tail.as_bytes().to_vec() })
     }
 
     /// Writes a whole request, head included, into `request`.
     pub(super) fn write(&self, rng: &mut fastrand::Rng, request: &mut Vec<u8>) {
         request.clear();
-        request.extend_from_slice(&self.beginnings[rng.usize(..GROUPS)]);
-        let serial = format!("{:0SERIAL$x}", rng.u32(..));
+        request.extend_from_slice(&self.shared_prefixes[rng.usize(..PREFIX_GROUPS)]);
+        let serial = format!("{:0SERIAL_DIGITS$x}", rng.u32(..));
         request.extend_from_slice(serial.as_bytes());
-        let rest = self.unique - SERIAL;
-        let from = rng.usize(..=POOL - rest);
+        let rest = self.unique_bytes - SERIAL_DIGITS;
+        let from = rng.usize(..=POOL_BYTES - rest);
         request.extend_from_slice(&self.pool[from..from + rest]);
-        mend_end(request);
+        strip_trailing_escape(request);
         request.extend_from_slice(&self.tail);
     }
 }
@@ -86,12 +86,12 @@ fn text(bytes: usize, rng: &mut fastrand::Rng) -> Vec<u8> {
         }
     }
     text.truncate(bytes);
-    mend_end(&mut text);
+    strip_trailing_escape(&mut text);
     text
 }
 
 /// A cut between a backslash and what it escapes would escape the closing quote.
-fn mend_end(text: &mut [u8]) {
+fn strip_trailing_escape(text: &mut [u8]) {
     if let Some(last @ b'\\') = text.last_mut() {
         *last = b' ';
     }
@@ -105,7 +105,7 @@ mod tests {
     fn bodies_are_json_of_the_size_asked_for() {
         let tail = tail(64, true, Some(10));
         for size in [200, 1000, 32 << 10] {
-            let prompts = Prompts::new(size, &tail).unwrap();
+            let prompts = PromptGenerator::new(size, &tail).unwrap();
             let mut rng = fastrand::Rng::with_seed(7);
             let (mut request, mut last) = (Vec::new(), Vec::new());
             for _ in 0..100 {
@@ -118,6 +118,6 @@ mod tests {
                 last.clone_from(&request);
             }
         }
-        assert!(Prompts::new(60, &tail).is_err());
+        assert!(PromptGenerator::new(60, &tail).is_err());
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::client::Seen;
+use super::client::ResponseTimings;
 use crate::clock::now_ns;
 
 /// Delays kept of one run.
@@ -12,12 +12,12 @@ const MAX_SAMPLES: usize = 8 << 20;
 
 /// The measured time, in nanoseconds of `CLOCK_MONOTONIC`.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Window {
+pub(super) struct MeasurementWindow {
     start_ns: u64,
     pub(super) end_ns: u64,
 }
 
-impl Window {
+impl MeasurementWindow {
     pub(super) fn new(warmup: Duration, duration: Duration) -> Self {
         let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX / 4);
         let start_ns = now_ns() + ns(warmup);
@@ -27,7 +27,7 @@ impl Window {
 
 /// Counts of one or more connections.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct ExchangeTally {
     requests: u64,
     /// Of the whole run, warm-up included.
     errors: u64,
@@ -39,14 +39,14 @@ pub(super) struct Tally {
     delays_ns: Vec<u64>,
 }
 
-impl Tally {
+impl ExchangeTally {
     /// Counts one exchange; whether it succeeded.
     pub(super) fn count(
         &mut self,
-        window: &Window,
+        window: &MeasurementWindow,
         sent: u64,
         ended: u64,
-        seen: Seen,
+        seen: ResponseTimings,
         outcome: Result<(), String>,
     ) -> bool {
         // CPU time is read at both ends of the window; an exchange across an end counts for its part inside.
@@ -83,34 +83,34 @@ impl Tally {
 
 /// CPU time in nanoseconds.
 #[derive(Debug)]
-pub(super) struct Spent {
+pub(super) struct CpuTimes {
     pub(super) gateway_ns: Option<u64>,
     pub(super) engine_ns: Option<u64>,
-    pub(super) own_ns: u64,
+    pub(super) load_generator_ns: u64,
     pub(super) machine_ns: u64,
 }
 
-impl Spent {
+impl CpuTimes {
     pub(super) fn since(&self, before: &Self) -> Self {
         let minus = |now: Option<u64>, before: Option<u64>| Some(now?.saturating_sub(before?));
         Self {
             gateway_ns: minus(self.gateway_ns, before.gateway_ns),
             engine_ns: minus(self.engine_ns, before.engine_ns),
-            own_ns: self.own_ns.saturating_sub(before.own_ns),
+            load_generator_ns: self.load_generator_ns.saturating_sub(before.load_generator_ns),
             machine_ns: self.machine_ns.saturating_sub(before.machine_ns),
         }
     }
 
     /// CPU time of everything that is not part of the benchmark.
-    fn foreign_ns(&self) -> u64 {
-        let ours = self.own_ns + self.gateway_ns.unwrap_or(0) + self.engine_ns.unwrap_or(0);
+    fn other_processes_ns(&self) -> u64 {
+        let ours = self.load_generator_ns + self.gateway_ns.unwrap_or(0) + self.engine_ns.unwrap_or(0);
         self.machine_ns.saturating_sub(ours)
     }
 }
 
 pub(super) fn report(
-    mut tally: Tally,
-    spent: &Spent,
+    mut tally: ExchangeTally,
+    spent: &CpuTimes,
     duration: Duration,
     rss: (Option<u64>, Option<u64>),
 ) -> Value {
@@ -139,8 +139,8 @@ pub(super) fn report(
         "cpu_us_per_chunk": cpu_us_per(tally.chunks),
         "cpu_cores": spent.gateway_ns.map(cores),
         "engine_cores": spent.engine_ns.map(cores),
-        "load_cores": cores(spent.own_ns),
-        "foreign_cores": cores(spent.foreign_ns()),
+        "load_cores": cores(spent.load_generator_ns),
+        "foreign_cores": cores(spent.other_processes_ns()),
         "rss_before_mb": rss.0.map(megabytes),
         "rss_after_mb": rss.1.map(megabytes),
     })
@@ -170,14 +170,15 @@ mod tests {
 
     #[test]
     fn a_stream_across_an_end_of_the_window_counts_for_its_part() {
-        let window = Window { start_ns: 1000, end_ns: 2000 };
-        let mut tally = Tally::default();
-        let seen = |events| Seen { events, ..Seen::default() };
+        let window = MeasurementWindow { start_ns: 1000, end_ns: 2000 };
+        let mut tally = ExchangeTally::default();
+        let seen = |events| ResponseTimings { events, ..ResponseTimings::default() };
         assert!(tally.count(&window, 500, 1500, seen(10), Ok(())));
         assert!(tally.count(&window, 1500, 2500, seen(10), Ok(())));
         assert!(tally.count(&window, 100, 900, seen(10), Ok(())));
         assert!(!tally.count(&window, 1100, 1200, seen(0), Err("x".to_owned())));
-        let spent = Spent { gateway_ns: Some(20_000), engine_ns: None, own_ns: 0, machine_ns: 50_000 };
+        let spent =
+            CpuTimes { gateway_ns: Some(20_000), engine_ns: None, load_generator_ns: 0, machine_ns: 50_000 };
         let report = report(tally, &spent, Duration::from_nanos(1000), (Some(1000), None));
         assert_eq!(report["chunks"], 10.0);
         assert_eq!(report["cpu_us_per_chunk"], 2.0);

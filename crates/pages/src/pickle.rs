@@ -61,14 +61,14 @@ pub(crate) fn none(out: &mut Vec<u8>) {
 }
 
 /// What stands before the items of a tuple of `length`.
-pub(crate) fn before_items(out: &mut Vec<u8>, length: usize) {
+pub(crate) fn begin_tuple(out: &mut Vec<u8>, length: usize) {
     if length > 3 {
         out.push(MARK);
     }
 }
 
 /// What stands behind the items of a tuple of `length`.
-pub(crate) fn after_items(out: &mut Vec<u8>, length: usize) {
+pub(crate) fn end_tuple(out: &mut Vec<u8>, length: usize) {
     match length {
         0 => return out.push(EMPTY_TUPLE),
         1..=3 => out.push(TUPLE1 + (length as u8 - 1)),
@@ -79,7 +79,7 @@ pub(crate) fn after_items(out: &mut Vec<u8>, length: usize) {
 
 /// A tuple of token ids.
 pub(crate) fn tokens(out: &mut Vec<u8>, tokens: &[u32]) {
-    before_items(out, tokens.len());
+    begin_tuple(out, tokens.len());
     for &token in tokens {
         let bytes = token.to_le_bytes();
         match token {
@@ -97,5 +97,5 @@ pub(crate) fn tokens(out: &mut Vec<u8>, tokens: &[u32]) {
             }
         }
     }
-    after_items(out, tokens.len());
+    end_tuple(out, tokens.len());
 }

@@ -8,7 +8,7 @@ const PRIME_5: u64 = 2_870_177_450_012_600_261;
 /// Mixed with the length at the end.
 const LENGTH_MASK: u64 = PRIME_5 ^ 3_527_539;
 /// What a tuple hashes to instead of -1, which CPython keeps for errors.
-const INSTEAD_OF_MINUS_ONE: u64 = 1_546_275_796;
+const HASH_FOR_MINUS_ONE: u64 = 1_546_275_796;
 
 /// `hash(number)`.
 pub(crate) fn signed(number: i64) -> i64 {
@@ -32,7 +32,7 @@ pub(crate) fn tuple(items: impl ExactSizeIterator<Item = i64>) -> i64 {
         state.wrapping_add((item as u64).wrapping_mul(PRIME_2)).rotate_left(31).wrapping_mul(PRIME_1)
     });
     match mixed.wrapping_add(length ^ LENGTH_MASK) {
-        u64::MAX => INSTEAD_OF_MINUS_ONE as i64,
+        u64::MAX => HASH_FOR_MINUS_ONE as i64,
         hash => hash as i64,
     }
 }

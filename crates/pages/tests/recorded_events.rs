@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use moongate_pages::{Chain, DEFAULT_VLLM_SEED, Scheme, SglangNamespace, VllmExtra};
+use moongate_pages::{BlockHashChain, DEFAULT_VLLM_SEED, HashScheme, SglangNamespace, VllmExtraKeys};
 use serde_json::Value;
 
 /// Low 64 bits of a recorded hash: a signed or unsigned number, or all 32 bytes in hex.
@@ -24,14 +24,14 @@ fn stored(lines: &str) -> Vec<Value> {
 }
 
 /// Follows all events, beginning chains with `scheme(page tokens, event)`; returns how many hashes were compared.
-fn follow(lines: &str, scheme: impl Fn(u32, &Value) -> Option<Scheme>) -> usize {
-    let mut known: HashMap<u64, Chain> = HashMap::new();
+fn follow(lines: &str, scheme: impl Fn(u32, &Value) -> Option<HashScheme>) -> usize {
+    let mut known: HashMap<u64, BlockHashChain> = HashMap::new();
     let mut compared = 0;
     for event in stored(lines) {
         let page_tokens = event["block_size"].as_u64().unwrap() as u32;
         let parent = &event["parent_block_hash"];
         let chain = if parent.is_null() {
-            scheme(page_tokens, &event).map(Chain::new)
+            scheme(page_tokens, &event).map(BlockHashChain::new)
         } else {
             known.get(&key(parent)).cloned()
         };
@@ -43,23 +43,23 @@ fn follow(lines: &str, scheme: impl Fn(u32, &Value) -> Option<Scheme>) -> usize 
             let mut pages = Vec::new();
             chain.extend(page, &mut pages);
             assert_eq!(pages.len(), 1);
-            assert_eq!(pages[0].key, key(hash));
+            assert_eq!(pages[0].event_hash, key(hash));
             if let Value::String(hex) = hash {
                 assert_eq!(format!("0x{}", pages[0].digest), *hex);
             }
-            known.insert(pages[0].key, chain.clone());
+            known.insert(pages[0].event_hash, chain.clone());
             compared += 1;
         }
     }
     compared
 }
 
-fn vllm(page_tokens: u32, event: &Value, seed: &str) -> Option<Scheme> {
+fn vllm(page_tokens: u32, event: &Value, seed: &str) -> Option<HashScheme> {
     let salt = event["extra_keys"].get(0).and_then(|keys| keys.get(0)).and_then(Value::as_str);
     // A page that was saved to the store is announced without its extra keys, so a salted one cannot be computed.
     let known = salt.is_some() || event["extra_keys"].is_array();
-    let extra = VllmExtra { adapter: None, cache_salt: salt };
-    known.then(|| Scheme::vllm_sha256_cbor(page_tokens, seed, extra).unwrap())
+    let extra = VllmExtraKeys { adapter: None, cache_salt: salt };
+    known.then(|| HashScheme::vllm_sha256_cbor(page_tokens, seed, extra).unwrap())
 }
 
 #[test]
@@ -84,12 +84,13 @@ fn vllm_events_of_pages_saved_to_the_store() {
 #[test]
 fn sglang_events() {
     let lines = include_str!("vectors/kvevents-sglang-0.5.23.jsonl");
-    let compared =
-        follow(lines, |page, event| Some(Scheme::sglang_events(page, event["cache_salt"].as_str()).unwrap()));
+    let compared = follow(lines, |page, event| {
+        Some(HashScheme::sglang_events(page, event["cache_salt"].as_str()).unwrap())
+    });
     assert_eq!(compared, 456 + 4 * 21, "four events of a salted prompt are among them");
     let plain = follow(lines, |page, event| {
         let plain = event["cache_salt"].is_null();
-        plain.then(|| Scheme::sglang(page, SglangNamespace::default()).unwrap())
+        plain.then(|| HashScheme::sglang(page, SglangNamespace::default()).unwrap())
     });
     assert_eq!(plain, 456);
 }

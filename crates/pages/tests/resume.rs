@@ -1,21 +1,21 @@
 //! A chain that was kept and extended names pages as one that saw the whole prompt.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
-use moongate_pages::{Adapter, Chain, Scheme, SglangNamespace, VllmExtra};
+use moongate_pages::{BlockHashChain, HashScheme, SglangNamespace, VllmExtraKeys, VllmLoraAdapter};
 use proptest::prelude::*;
 
-fn scheme(kind: u8, page_tokens: u32) -> Scheme {
+fn scheme(kind: u8, page_tokens: u32) -> HashScheme {
     let namespace = SglangNamespace { extra_key: None, cache_salt: Some("salt") };
-    let adapter = Some(Adapter { name: "a", path: Some("/a") });
-    let extra = VllmExtra { adapter, cache_salt: Some("salt") };
+    let adapter = Some(VllmLoraAdapter { name: "a", path: Some("/a") });
+    let extra = VllmExtraKeys { adapter, cache_salt: Some("salt") };
     match kind {
-        0 => Scheme::sglang(page_tokens, SglangNamespace::default()),
-        1 => Scheme::sglang(page_tokens, namespace),
-        2 => Scheme::sglang_bigrams(page_tokens, namespace),
-        3 => Scheme::vllm_sha256(page_tokens, "0", extra),
-        4 => Scheme::vllm_sha256_cbor(page_tokens, "0", extra),
-        5 => Scheme::lmcache_sha256_cbor(page_tokens, 7),
-        _ => Scheme::lmcache_builtin(page_tokens, u64::MAX),
+        0 => HashScheme::sglang(page_tokens, SglangNamespace::default()),
+        1 => HashScheme::sglang(page_tokens, namespace),
+        2 => HashScheme::sglang_bigrams(page_tokens, namespace),
+        3 => HashScheme::vllm_sha256(page_tokens, "0", extra),
+        4 => HashScheme::vllm_sha256_cbor(page_tokens, "0", extra),
+        5 => HashScheme::lmcache_sha256_cbor(page_tokens, 7),
+        _ => HashScheme::lmcache_builtin(page_tokens, u64::MAX),
     }
     .unwrap()
 }
@@ -30,20 +30,20 @@ proptest! {
     ) {
         let scheme = scheme(kind, page_tokens);
         let mut whole = Vec::new();
-        let mut chain = Chain::new(scheme.clone());
+        let mut chain = BlockHashChain::new(scheme.clone());
         chain.extend(&tokens, &mut whole);
         let lookahead = usize::from(kind == 2);
         prop_assert_eq!(whole.len(), tokens.len().saturating_sub(lookahead) / page_tokens as usize);
-        prop_assert_eq!(chain.tokens(), whole.len() * page_tokens as usize);
+        prop_assert_eq!(chain.covered_tokens(), whole.len() * page_tokens as usize);
 
         cuts.sort_unstable();
         cuts.push(tokens.len());
-        let mut resumed = Chain::new(scheme);
+        let mut resumed = BlockHashChain::new(scheme);
         let mut pages = Vec::new();
         for cut in cuts {
             let prompt = &tokens[..cut.min(tokens.len())];
             let mut kept = resumed.clone();
-            kept.extend(&prompt[resumed.tokens()..], &mut pages);
+            kept.extend(&prompt[resumed.covered_tokens()..], &mut pages);
             resumed = kept;
         }
         prop_assert_eq!(pages, whole);

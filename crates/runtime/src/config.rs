@@ -29,14 +29,14 @@ use std::process::ExitCode;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
 
-use file::{Entry, Value};
+use file::{ConfigFileEntry, ConfigFileValue};
 
 /// The long flag that names the config file.
 const CONFIG_FLAG: &str = "config";
 /// Its environment variable, where the command has not declared another.
 const CONFIG_ENV: &str = "MOONGATE_CONFIG";
 /// A key is offered as a correction from this likeness (Jaro, 0 to 1) on.
-const ALIKE: f64 = 0.75;
+const MIN_SIMILARITY: f64 = 0.75;
 
 /// The settings could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -89,7 +89,7 @@ impl ConfigError {
 
 /// Where the value of a setting comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
+pub enum SettingOrigin {
     /// The command line.
     Flag,
     /// The environment.
@@ -100,7 +100,7 @@ pub enum Origin {
     Default,
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for SettingOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Flag => "flag",
@@ -113,14 +113,14 @@ impl fmt::Display for Origin {
 
 /// One setting as it takes effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Setting {
+pub struct EffectiveSetting {
     /// Config key, which is the long flag without its dashes.
     pub key: String,
     /// The value as text, several ones separated by commas; `None` where nothing is set. A setting declared
     /// with `hide_env_values` (a secret) reads `(hidden)`.
     pub value: Option<String>,
     /// Where the value comes from.
-    pub origin: Origin,
+    pub origin: SettingOrigin,
     /// The environment variable that sets it.
     pub env: Option<String>,
 }
@@ -133,7 +133,7 @@ pub fn parse<C>(args: impl IntoIterator<Item = OsString>) -> Result<C, ConfigErr
 where
     C: CommandFactory + FromArgMatches,
 {
-    let mut resolved = Resolved::new(C::command(), args)?;
+    let mut resolved = ResolvedCommand::new(C::command(), args)?;
     C::from_arg_matches_mut(&mut resolved.matches).map_err(|error| error.format(&mut resolved.command).into())
 }
 
@@ -141,16 +141,18 @@ where
 ///
 /// # Errors
 /// As [`parse`].
-pub fn effective<C>(args: impl IntoIterator<Item = OsString>) -> Result<Vec<Setting>, ConfigError>
+pub fn effective_settings<C>(
+    args: impl IntoIterator<Item = OsString>,
+) -> Result<Vec<EffectiveSetting>, ConfigError>
 where
     C: CommandFactory,
 {
-    Ok(Resolved::new(C::command(), args)?.settings())
+    Ok(ResolvedCommand::new(C::command(), args)?.settings())
 }
 
 /// Names of the environment variables that settings of the command and its subcommands have.
 #[must_use]
-pub fn variables(command: Command) -> BTreeSet<String> {
+pub fn environment_variables(command: Command) -> BTreeSet<String> {
     let command = with_config_env(command);
     let mut names = BTreeSet::new();
     let mut left = vec![&command];
@@ -163,7 +165,7 @@ pub fn variables(command: Command) -> BTreeSet<String> {
 }
 
 /// A command whose defaults hold the file's values, and what it makes of the arguments.
-struct Resolved {
+struct ResolvedCommand {
     command: Command,
     matches: ArgMatches,
     /// Names of the chosen subcommand and its parents, outermost first.
@@ -172,13 +174,13 @@ struct Resolved {
     from_file: Vec<String>,
 }
 
-impl Resolved {
+impl ResolvedCommand {
     fn new(command: Command, args: impl IntoIterator<Item = OsString>) -> Result<Self, ConfigError> {
         let args: Vec<OsString> = args.into_iter().collect();
         let mut command = with_config_env(command);
         // Required arguments may be in the file that this parse has to find, so it must not mind their absence.
         let lenient = command.clone().ignore_errors(true).try_get_matches_from(&args)?;
-        let path = chosen(&command, &lenient);
+        let path = chosen_subcommands(&command, &lenient);
         let mut from_file = Vec::new();
         if let Some(file) = config_path(&command, &lenient, &path) {
             for entry in file::read(&file)? {
@@ -188,8 +190,8 @@ impl Resolved {
                     key: entry.key.clone(),
                     problem,
                 };
-                let (depth, arg) = find(&command, &path, &entry.key)
-                    .ok_or_else(|| error(unknown(&command, &path, &entry)))?;
+                let (depth, arg) = find_argument(&command, &path, &entry.key)
+                    .ok_or_else(|| error(unknown_key_message(&command, &path, &entry)))?;
                 let id = arg.get_id().clone();
                 let key = arg.get_long().unwrap_or_default().to_owned();
                 if from_file.contains(&key) {
@@ -204,10 +206,10 @@ impl Resolved {
         Ok(Self { command, matches, path, from_file })
     }
 
-    fn settings(&self) -> Vec<Setting> {
-        let mut settings: Vec<Setting> = Vec::new();
+    fn settings(&self) -> Vec<EffectiveSetting> {
+        let mut settings: Vec<EffectiveSetting> = Vec::new();
         let mut matches = Some(&self.matches);
-        for (depth, command) in along(&self.command, &self.path).into_iter().enumerate() {
+        for (depth, command) in commands_on_path(&self.command, &self.path).into_iter().enumerate() {
             let Some(here) = matches else { break };
             for arg in command.get_arguments().filter(|arg| is_setting(arg)) {
                 let Some(key) = arg.get_long() else { continue };
@@ -220,13 +222,13 @@ impl Resolved {
         settings
     }
 
-    fn setting(&self, arg: &Arg, key: &str, matches: &ArgMatches) -> Setting {
+    fn setting(&self, arg: &Arg, key: &str, matches: &ArgMatches) -> EffectiveSetting {
         let id = arg.get_id().as_str();
         let origin = match matches.value_source(id) {
-            Some(ValueSource::CommandLine) => Origin::Flag,
-            Some(ValueSource::EnvVariable) => Origin::Env,
-            _ if self.from_file.iter().any(|known| known == key) => Origin::File,
-            _ => Origin::Default,
+            Some(ValueSource::CommandLine) => SettingOrigin::Flag,
+            Some(ValueSource::EnvVariable) => SettingOrigin::Env,
+            _ if self.from_file.iter().any(|known| known == key) => SettingOrigin::File,
+            _ => SettingOrigin::Default,
         };
         let value = matches.try_get_raw(id).ok().flatten().map(|values| {
             if arg.is_hide_env_values_set() {
@@ -236,7 +238,7 @@ impl Resolved {
             }
         });
         let env = arg.get_env().map(|name| name.to_string_lossy().into_owned());
-        Setting { key: key.to_owned(), value, origin, env }
+        EffectiveSetting { key: key.to_owned(), value, origin, env }
     }
 }
 
@@ -253,7 +255,7 @@ fn with_config_env(command: Command) -> Command {
         .mut_subcommands(with_config_env)
 }
 
-fn chosen(command: &Command, matches: &ArgMatches) -> Vec<String> {
+fn chosen_subcommands(command: &Command, matches: &ArgMatches) -> Vec<String> {
     let mut path = Vec::new();
     let (mut command, mut matches) = (command, matches);
     while let Some((name, inner)) = matches.subcommand() {
@@ -266,7 +268,7 @@ fn chosen(command: &Command, matches: &ArgMatches) -> Vec<String> {
 }
 
 /// The root and each subcommand down the path.
-fn along<'a>(command: &'a Command, path: &[String]) -> Vec<&'a Command> {
+fn commands_on_path<'a>(command: &'a Command, path: &[String]) -> Vec<&'a Command> {
     let mut commands = vec![command];
     let mut command = command;
     for name in path {
@@ -280,7 +282,7 @@ fn along<'a>(command: &'a Command, path: &[String]) -> Vec<&'a Command> {
 fn config_path(command: &Command, matches: &ArgMatches, path: &[String]) -> Option<PathBuf> {
     let mut found = None;
     let mut matches = Some(matches);
-    for (depth, command) in along(command, path).into_iter().enumerate() {
+    for (depth, command) in commands_on_path(command, path).into_iter().enumerate() {
         let here = matches?;
         let flag = command.get_arguments().find(|arg| arg.get_long() == Some(CONFIG_FLAG));
         // The innermost subcommand that has the flag decides.
@@ -304,31 +306,31 @@ fn is_setting(arg: &Arg) -> bool {
 }
 
 /// The argument that a key means and how deep in the path it is declared; the innermost wins.
-fn find<'a>(command: &'a Command, path: &[String], key: &str) -> Option<(usize, &'a Arg)> {
+fn find_argument<'a>(command: &'a Command, path: &[String], key: &str) -> Option<(usize, &'a Arg)> {
     let flag = key.replace('_', "-");
-    along(command, path).into_iter().enumerate().rev().find_map(|(depth, command)| {
+    commands_on_path(command, path).into_iter().enumerate().rev().find_map(|(depth, command)| {
         let arg = command.get_arguments().find(|arg| arg.get_long() == Some(&flag) && is_setting(arg))?;
         Some((depth, arg))
     })
 }
 
-fn unknown(command: &Command, path: &[String], entry: &Entry) -> String {
+fn unknown_key_message(command: &Command, path: &[String], entry: &ConfigFileEntry) -> String {
     let flag = entry.key.replace('_', "-");
     let mut usage = command.get_name().to_owned();
     for name in path {
         usage.push(' ');
         usage.push_str(name);
     }
-    let nearest = along(command, path)
+    let nearest = commands_on_path(command, path)
         .into_iter()
         .flat_map(Command::get_arguments)
         .filter(|arg| is_setting(arg))
         .filter_map(Arg::get_long)
         .map(|long| (strsim::jaro(long, &flag), long))
-        .filter(|(alike, _)| *alike >= ALIKE)
+        .filter(|(alike, _)| *alike >= MIN_SIMILARITY)
         .max_by(|one, other| one.0.total_cmp(&other.0));
     match (&entry.value, nearest) {
-        (Value::Table, None) => {
+        (ConfigFileValue::Table, None) => {
             format!("`{}` is a table; settings are not grouped: write the key alone", entry.key)
         }
         (_, Some((_, long))) => format!("`{usage}` has no setting `{}`; did you mean `{long}`?", entry.key),
@@ -339,32 +341,38 @@ fn unknown(command: &Command, path: &[String], entry: &Entry) -> String {
 }
 
 /// The file's value as clap's defaults for the argument.
-fn as_defaults(arg: &Arg, key: &str, entry: &Entry) -> Result<Vec<String>, String> {
-    let values: &[Value] = match &entry.value {
-        Value::Array(values) if takes_several(arg) => values,
-        Value::Array(_) => return Err(format!("`{key}` takes one value, not an array")),
+fn as_defaults(arg: &Arg, key: &str, entry: &ConfigFileEntry) -> Result<Vec<String>, String> {
+    let values: &[ConfigFileValue] = match &entry.value {
+        ConfigFileValue::Array(values) if takes_multiple_values(arg) => values,
+        ConfigFileValue::Array(_) => return Err(format!("`{key}` takes one value, not an array")),
         one => std::slice::from_ref(one),
     };
     let mut texts = Vec::with_capacity(values.len());
     for value in values {
         let text = match (value, arg.get_action()) {
-            (Value::Bool(on), ArgAction::SetTrue | ArgAction::SetFalse) => on.to_string(),
+            (ConfigFileValue::Bool(on), ArgAction::SetTrue | ArgAction::SetFalse) => on.to_string(),
             (_, ArgAction::SetTrue | ArgAction::SetFalse) => {
                 return Err(format!("`{key}` is true or false, not {}", value.kind()));
             }
-            (Value::Bool(on), _) if takes_bool(arg) => on.to_string(),
-            (Value::Text(text) | Value::Number(text), _) => text.clone(),
-            (Value::Bool(_) | Value::Array(_) | Value::Table | Value::Other, _) => {
+            (ConfigFileValue::Bool(on), _) if takes_bool(arg) => on.to_string(),
+            (ConfigFileValue::Text(text) | ConfigFileValue::Number(text), _) => text.clone(),
+            (
+                ConfigFileValue::Bool(_)
+                | ConfigFileValue::Array(_)
+                | ConfigFileValue::Table
+                | ConfigFileValue::Other,
+                _,
+            ) => {
                 return Err(format!("`{key}` takes a string or a number, not {}", value.kind()));
             }
         };
-        check(arg, key, &text)?;
+        validate_value(arg, key, &text)?;
         texts.push(text);
     }
     Ok(texts)
 }
 
-fn takes_several(arg: &Arg) -> bool {
+fn takes_multiple_values(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::Append)
         || arg.get_value_delimiter().is_some()
         || arg.get_num_args().is_some_and(|range| range.max_values() > 1)
@@ -376,7 +384,7 @@ fn takes_bool(arg: &Arg) -> bool {
 
 /// Lets clap judge one value of one argument. In the real parse a bad value could not be told from one on the
 /// command line.
-fn check(arg: &Arg, key: &str, text: &str) -> Result<(), String> {
+fn validate_value(arg: &Arg, key: &str, text: &str) -> Result<(), String> {
     let mut alone = Arg::new("value")
         .long(key.to_owned())
         .action(ArgAction::Append)

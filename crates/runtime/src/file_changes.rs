@@ -8,28 +8,28 @@ use tokio_util::sync::CancellationToken;
 
 /// Between two looks. Comparing content works for files that are written, renamed, or, in a mounted Secret, swapped by a symbolic
 /// link, on every file system.
-const EVERY: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Files, and what they held when they were last looked at.
 #[derive(Debug, Clone)]
-pub struct FileChanges {
+pub struct FileChangeWatcher {
     files: Vec<PathBuf>,
-    seen: u64,
+    last_fingerprint: u64,
 }
 
-impl FileChanges {
+impl FileChangeWatcher {
     /// Remembers what the files hold now. Make it before the files are read, so that no change falls between.
     #[must_use]
     pub fn new(files: Vec<PathBuf>) -> Self {
-        let seen = fingerprint(&files);
-        Self { files, seen }
+        let last_fingerprint = fingerprint(&files);
+        Self { files, last_fingerprint }
     }
 
     /// Calls `changed` after every change of any of the files, until `stop`.
-    pub async fn follow(mut self, stop: CancellationToken, mut changed: impl FnMut()) {
-        while stop.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
+    pub async fn watch(mut self, stop: CancellationToken, mut changed: impl FnMut()) {
+        while stop.run_until_cancelled(tokio::time::sleep(POLL_INTERVAL)).await.is_some() {
             let now = fingerprint(&self.files);
-            if std::mem::replace(&mut self.seen, now) != now {
+            if std::mem::replace(&mut self.last_fingerprint, now) != now {
                 changed();
             }
         }
@@ -59,19 +59,19 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (one, other) = (folder.path().join("one"), folder.path().join("other"));
         std::fs::write(&one, "1").unwrap();
-        let changes = FileChanges::new(vec![one.clone(), other.clone()]);
+        let changes = FileChangeWatcher::new(vec![one.clone(), other.clone()]);
         let (stop, told) = (CancellationToken::new(), Arc::new(Notify::new()));
         let tell = told.clone();
         let supervisor = Supervisor::new();
-        let following = supervisor.spawn("follow", changes.follow(stop.clone(), move || tell.notify_one()));
-        let quiet = tokio::time::timeout(EVERY * 5, told.notified()).await;
+        let following = supervisor.spawn("follow", changes.watch(stop.clone(), move || tell.notify_one()));
+        let quiet = tokio::time::timeout(POLL_INTERVAL * 5, told.notified()).await;
         assert!(quiet.is_err(), "nothing has changed");
         for (file, text) in [(&one, "2"), (&other, "new")] {
             std::fs::write(file, text).unwrap();
-            tokio::time::timeout(EVERY * 5, told.notified()).await.unwrap();
+            tokio::time::timeout(POLL_INTERVAL * 5, told.notified()).await.unwrap();
         }
         std::fs::remove_file(&one).unwrap();
-        tokio::time::timeout(EVERY * 5, told.notified()).await.unwrap();
+        tokio::time::timeout(POLL_INTERVAL * 5, told.notified()).await.unwrap();
         stop.cancel();
         following.await.unwrap();
     }

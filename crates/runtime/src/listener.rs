@@ -6,7 +6,7 @@
 //! connection, which costs a request nothing.
 
 mod connection;
-mod refusal;
+mod rejection;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -25,13 +25,13 @@ use hyper::body::Incoming;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
-use self::refusal::Refuser;
+use self::rejection::ConnectionRejector;
 use crate::Supervisor;
 use crate::net::{self, TcpListener, TcpStream};
 
-pub use refusal::ConnectionRefusal;
+pub use rejection::ConnectionRejection;
 pub(crate) use tls::certificates;
-pub use tls::{ClientCertificate, Tls, TlsError, TlsFiles};
+pub use tls::{ClientCertificate, ServerTls, ServerTlsFiles, TlsConfigError};
 
 /// Pause after a failed accept: doubled from the first to the last while accepts keep failing.
 const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
@@ -42,14 +42,14 @@ pub struct PeerAddr(pub SocketAddr);
 
 /// Where connections come from.
 #[derive(Debug)]
-pub struct Socket {
+pub struct ListenerSocket {
     /// Accepts them.
     pub listener: TcpListener,
     /// With it, clients must speak TLS.
-    pub tls: Option<Tls>,
+    pub tls: Option<ServerTls>,
 }
 
-impl From<TcpListener> for Socket {
+impl From<TcpListener> for ListenerSocket {
     fn from(listener: TcpListener) -> Self {
         Self { listener, tls: None }
     }
@@ -61,7 +61,7 @@ pub struct ListenerLimits {
     /// Connections open at once.
     pub connections: usize,
     /// What connections beyond that get. Without it they wait in the kernel's backlog.
-    pub refusal: Option<ConnectionRefusal>,
+    pub rejection: Option<ConnectionRejection>,
     /// Time for the head of a request, and so also for how long a connection may idle between two.
     pub header_read_timeout: Duration,
     /// Size of a request head in bytes. Larger: 431.
@@ -76,7 +76,7 @@ impl Default for ListenerLimits {
     fn default() -> Self {
         Self {
             connections: 16_384,
-            refusal: None,
+            rejection: None,
             header_read_timeout: Duration::from_secs(30),
             header_bytes: 64 * 1024,
             headers: None,
@@ -87,7 +87,7 @@ impl Default for ListenerLimits {
 
 /// A listening socket could not be had.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address}: {source}; {}", remedy(.source.kind()))]
+#[error("cannot listen on {address}: {source}; {}", bind_error_hint(.source.kind()))]
 pub struct BindError {
     /// The address asked for.
     pub address: SocketAddr,
@@ -95,7 +95,7 @@ pub struct BindError {
     pub source: io::Error,
 }
 
-fn remedy(kind: ErrorKind) -> &'static str {
+fn bind_error_hint(kind: ErrorKind) -> &'static str {
     match kind {
         ErrorKind::AddrInUse => {
             "stop the process that uses the port (`ss -ltnp` shows it) or choose another port"
@@ -126,17 +126,17 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 ///
 /// Each connection is one task of the supervisor and works on a clone of the service; an HTTP/1.1 request
 /// starts no task and boxes nothing here. When draining begins, the socket is closed, idle connections are
-/// closed, and busy ones end after the response in progress. [`Serving`] waits for that and cuts what is left.
+/// closed, and busy ones end after the response in progress. [`ListenerHandle`] waits for that and cuts what is left.
 ///
 /// A request that is not HTTP is answered or cut by its own connection. A failing accept (out of file
 /// descriptors, say) is logged and tried again after a pause.
 pub fn serve<S, B>(
-    socket: impl Into<Socket>,
+    socket: impl Into<ListenerSocket>,
     service: S,
     limits: ListenerLimits,
     drain: CancellationToken,
     supervisor: &Supervisor,
-) -> Serving
+) -> ListenerHandle
 where
     S: tower::Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
     S::Future: Send + 'static,
@@ -145,30 +145,30 @@ where
     B::Data: Send,
     B::Error: Into<BoxError>,
 {
-    let shared = Arc::new(Shared::default());
+    let shared = Arc::new(ListenerState::default());
     let accept = AcceptLoop {
         socket: socket.into(),
         slots: Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS))),
-        protocol: Arc::new(connection::Protocols::new(&limits, supervisor)),
-        refuser: limits.refusal.map(|refusal| Refuser::new(refusal, supervisor.clone())),
-        open: Accepting::new(Arc::clone(&shared)),
+        protocols: Arc::new(connection::HttpProtocols::new(&limits, supervisor)),
+        rejector: limits.rejection.map(|refusal| ConnectionRejector::new(refusal, supervisor.clone())),
+        accept_loop_guard: AcceptLoopGuard::new(Arc::clone(&shared)),
         supervisor: supervisor.clone(),
     };
     supervisor.spawn_essential("listener", accept.run(service, drain));
-    Serving { shared }
+    ListenerHandle { state: shared }
 }
 
 /// A running listener. Clones are the same listener.
 #[derive(Clone)]
-pub struct Serving {
-    shared: Arc<Shared>,
+pub struct ListenerHandle {
+    state: Arc<ListenerState>,
 }
 
-impl Serving {
+impl ListenerHandle {
     /// Number of open connections.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.shared.connections.load(Ordering::Acquire)
+        self.state.connections.load(Ordering::Acquire)
     }
 
     /// Waits until nothing is accepted any more and no connection is open, at most for `deadline`; says
@@ -176,9 +176,9 @@ impl Serving {
     pub async fn wait_idle(&self, deadline: Duration) -> bool {
         let idle = async {
             loop {
-                let mut told = std::pin::pin!(self.shared.idle.notified());
+                let mut told = std::pin::pin!(self.state.idle.notified());
                 told.as_mut().enable();
-                if self.shared.is_idle() {
+                if self.state.is_idle() {
                     return;
                 }
                 told.await;
@@ -189,11 +189,11 @@ impl Serving {
 
     /// Cuts every open connection, whatever it is doing, and accepts no more.
     pub fn close(&self) {
-        self.shared.enter(Phase::Closing);
+        self.state.advance_to(ListenerPhase::Closing);
     }
 
-    /// [`Serving::wait_idle`], then [`Serving::close`]. Returns how many connections had to be cut.
-    pub async fn finish(&self, deadline: Duration) -> usize {
+    /// [`ListenerHandle::wait_idle`], then [`ListenerHandle::close`]. Returns how many connections had to be cut.
+    pub async fn drain_then_close(&self, deadline: Duration) -> usize {
         if self.wait_idle(deadline).await {
             return 0;
         }
@@ -203,14 +203,14 @@ impl Serving {
     }
 }
 
-impl std::fmt::Debug for Serving {
+impl std::fmt::Debug for ListenerHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Serving").field("connections", &self.connections()).finish_non_exhaustive()
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Phase {
+enum ListenerPhase {
     Serving = 0,
     Draining = 1,
     Closing = 2,
@@ -218,7 +218,7 @@ enum Phase {
 
 /// What the loop, its connections and the handle know of each other.
 #[derive(Default)]
-struct Shared {
+struct ListenerState {
     phase: AtomicU8,
     drain: Notify,
     close: Notify,
@@ -227,28 +227,28 @@ struct Shared {
     idle: Notify,
 }
 
-impl Shared {
-    fn phase(&self) -> Phase {
+impl ListenerState {
+    fn phase(&self) -> ListenerPhase {
         match self.phase.load(Ordering::Acquire) {
-            0 => Phase::Serving,
-            1 => Phase::Draining,
-            _ => Phase::Closing,
+            0 => ListenerPhase::Serving,
+            1 => ListenerPhase::Draining,
+            _ => ListenerPhase::Closing,
         }
     }
 
-    fn enter(&self, phase: Phase) {
+    fn advance_to(&self, phase: ListenerPhase) {
         // Only ever forward: a drain that is noticed late must not undo a close.
         self.phase.fetch_max(phase as u8, Ordering::AcqRel);
         self.drain.notify_waiters();
-        if phase == Phase::Closing {
+        if phase == ListenerPhase::Closing {
             self.close.notify_waiters();
         }
     }
 
-    async fn drained(&self) {
+    async fn drain_requested(&self) {
         let mut told = std::pin::pin!(self.drain.notified());
         told.as_mut().enable();
-        if self.phase() == Phase::Serving {
+        if self.phase() == ListenerPhase::Serving {
             told.await;
         }
     }
@@ -259,50 +259,50 @@ impl Shared {
 }
 
 /// Held while the loop may still accept.
-struct Accepting(Arc<Shared>);
+struct AcceptLoopGuard(Arc<ListenerState>);
 
-impl Accepting {
-    fn new(shared: Arc<Shared>) -> Self {
+impl AcceptLoopGuard {
+    fn new(shared: Arc<ListenerState>) -> Self {
         shared.accepting.store(true, Ordering::Release);
         Self(shared)
     }
 }
 
-impl Drop for Accepting {
+impl Drop for AcceptLoopGuard {
     fn drop(&mut self) {
-        self.0.enter(Phase::Draining);
+        self.0.advance_to(ListenerPhase::Draining);
         self.0.accepting.store(false, Ordering::Release);
         self.0.idle.notify_waiters();
     }
 }
 
 /// Held by an open connection.
-struct Open {
-    shared: Arc<Shared>,
+struct OpenConnectionGuard {
+    state: Arc<ListenerState>,
     _slot: OwnedSemaphorePermit,
 }
 
-impl Open {
-    fn new(shared: &Arc<Shared>, slot: OwnedSemaphorePermit) -> Self {
+impl OpenConnectionGuard {
+    fn new(shared: &Arc<ListenerState>, slot: OwnedSemaphorePermit) -> Self {
         shared.connections.fetch_add(1, Ordering::AcqRel);
-        Self { shared: Arc::clone(shared), _slot: slot }
+        Self { state: Arc::clone(shared), _slot: slot }
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenConnectionGuard {
     fn drop(&mut self) {
-        if self.shared.connections.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.shared.idle.notify_waiters();
+        if self.state.connections.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.state.idle.notify_waiters();
         }
     }
 }
 
 struct AcceptLoop {
-    socket: Socket,
+    socket: ListenerSocket,
     slots: Arc<Semaphore>,
-    protocol: Arc<connection::Protocols>,
-    refuser: Option<Refuser>,
-    open: Accepting,
+    protocols: Arc<connection::HttpProtocols>,
+    rejector: Option<ConnectionRejector>,
+    accept_loop_guard: AcceptLoopGuard,
     supervisor: Supervisor,
 }
 
@@ -321,12 +321,12 @@ impl AcceptLoop {
             biased;
             () = drain.cancelled() => {}
             () = shutdown.cancelled() => {}
-            () = self.open.0.drained() => {}
+            () = self.accept_loop_guard.0.drain_requested() => {}
             () = self.accept_all(service) => {}
         }
         // The socket goes first, so that a new connection is refused rather than accepted and forgotten.
         drop(self.socket);
-        drop(self.open);
+        drop(self.accept_loop_guard);
     }
 
     async fn accept_all<S, B>(&self, service: S)
@@ -339,16 +339,16 @@ impl AcceptLoop {
         B::Error: Into<BoxError>,
     {
         loop {
-            let (stream, peer, slot) = self.next().await;
-            let protocol = Arc::clone(&self.protocol);
-            let open = Open::new(&self.open.0, slot);
-            let service = connection::WithPeer::new(service.clone(), PeerAddr(peer));
+            let (stream, peer, slot) = self.accept_with_slot().await;
+            let protocol = Arc::clone(&self.protocols);
+            let open = OpenConnectionGuard::new(&self.accept_loop_guard.0, slot);
+            let service = connection::PeerAddrService::new(service.clone(), PeerAddr(peer));
             let tls = self.socket.tls.clone();
             self.supervisor.spawn("connection", async move {
                 match tls {
-                    None => protocol.run(stream, service, &open.shared).await,
+                    None => protocol.run(stream, service, &open.state).await,
                     // In a box, so that connections without TLS are small.
-                    Some(tls) => Box::pin(protocol.run_secured(stream, &tls, service, &open.shared)).await,
+                    Some(tls) => Box::pin(protocol.run_tls(stream, &tls, service, &open.state)).await,
                 }
             });
         }
@@ -357,11 +357,11 @@ impl AcceptLoop {
 
 impl AcceptLoop {
     /// The next connection for which there is a slot.
-    async fn next(&self) -> (TcpStream, SocketAddr, OwnedSemaphorePermit) {
+    async fn accept_with_slot(&self) -> (TcpStream, SocketAddr, OwnedSemaphorePermit) {
         loop {
             let slots = Arc::clone(&self.slots);
             // The semaphore is never closed.
-            let Some(refuser) = &self.refuser else {
+            let Some(refuser) = &self.rejector else {
                 let Ok(slot) = slots.acquire_owned().await else { continue };
                 let (stream, peer) = accept_one(&self.socket.listener).await;
                 return (stream, peer, slot);
@@ -369,7 +369,7 @@ impl AcceptLoop {
             let (stream, peer) = accept_one(&self.socket.listener).await;
             match slots.try_acquire_owned() {
                 Ok(slot) => return (stream, peer, slot),
-                Err(_) => refuser.refuse(stream, self.socket.tls.is_some()).await,
+                Err(_) => refuser.reject(stream, self.socket.tls.is_some()).await,
             }
         }
     }
@@ -389,7 +389,7 @@ async fn accept_one(listener: &TcpListener) -> (TcpStream, SocketAddr) {
             }
             Err(error) => error,
         };
-        if concerns_one_connection(error.kind()) {
+        if is_connection_error(error.kind()) {
             continue;
         }
         tracing::warn!(%error, ?pause, "cannot accept connections; trying again after a pause");
@@ -399,6 +399,6 @@ async fn accept_one(listener: &TcpListener) -> (TcpStream, SocketAddr) {
 }
 
 /// Whether the failed accept says something of that client only, so that the next can be tried at once.
-fn concerns_one_connection(kind: ErrorKind) -> bool {
+fn is_connection_error(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::ConnectionRefused)
 }

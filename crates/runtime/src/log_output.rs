@@ -17,24 +17,24 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Written at a time. A pipe that polls as writable takes a page without blocking (`PIPE_BUF` on Linux).
 const CHUNK_BYTES: usize = 4096;
 
-static LINES_LOST: AtomicU64 = AtomicU64::new(0);
-static STDERR: Mutex<LineWriter> = Mutex::new(LineWriter::new());
+static LINES_DROPPED: AtomicU64 = AtomicU64::new(0);
+static STDERR: Mutex<LogLineWriter> = Mutex::new(LogLineWriter::new());
 
 /// Log lines of this process that could not be written to standard error.
 #[must_use]
-pub fn log_lines_lost() -> u64 {
-    LINES_LOST.load(Ordering::Relaxed)
+pub fn log_lines_dropped() -> u64 {
+    LINES_DROPPED.load(Ordering::Relaxed)
 }
 
 /// Writes log lines to standard error. Each call of `write` is one line; it always succeeds.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct LogOutput;
+pub struct StderrLogOutput;
 
-impl io::Write for LogOutput {
+impl io::Write for StderrLogOutput {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let lost = STDERR.lock().write(io::stderr().as_fd(), line);
         // After the lock is released: this line comes here too.
-        if let Some(Loss { lines, cause }) = lost {
+        if let Some(DroppedLogLines { lines, cause }) = lost {
             tracing::warn!(lines, %cause, "log lines could not be written to standard error");
         }
         Ok(line.len())
@@ -47,43 +47,43 @@ impl io::Write for LogOutput {
 
 /// Lines that were dropped before the output worked again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Loss {
+struct DroppedLogLines {
     lines: u64,
     cause: Errno,
 }
 
-struct LineWriter {
+struct LogLineWriter {
     /// The reader has not read for [`WRITE_TIMEOUT`].
     is_stalled: bool,
     /// The last line that was written lacks its end.
-    is_cut: bool,
-    loss: Option<Loss>,
+    ends_mid_line: bool,
+    dropped: Option<DroppedLogLines>,
 }
 
-impl LineWriter {
+impl LogLineWriter {
     const fn new() -> Self {
-        Self { is_stalled: false, is_cut: false, loss: None }
+        Self { is_stalled: false, ends_mid_line: false, dropped: None }
     }
 
     /// Writes or drops the line. Returns what was dropped earlier, once, when the output works again.
-    fn write(&mut self, output: BorrowedFd<'_>, line: &[u8]) -> Option<Loss> {
+    fn write(&mut self, output: BorrowedFd<'_>, line: &[u8]) -> Option<DroppedLogLines> {
         let Err(cause) = self.write_line(output, line) else {
             self.is_stalled = false;
-            return self.loss.take();
+            return self.dropped.take();
         };
         self.is_stalled = cause == Errno::TIMEDOUT;
-        LINES_LOST.fetch_add(1, Ordering::Relaxed);
-        let lines = self.loss.map_or(0, |loss| loss.lines) + 1;
-        self.loss = Some(Loss { lines, cause });
+        LINES_DROPPED.fetch_add(1, Ordering::Relaxed);
+        let lines = self.dropped.map_or(0, |loss| loss.lines) + 1;
+        self.dropped = Some(DroppedLogLines { lines, cause });
         None
     }
 
     fn write_line(&mut self, output: BorrowedFd<'_>, line: &[u8]) -> Result<(), Errno> {
         let patience = if self.is_stalled { Duration::ZERO } else { WRITE_TIMEOUT };
         let deadline = Instant::now() + patience;
-        if self.is_cut {
+        if self.ends_mid_line {
             write_chunk(output, b"\n", deadline)?;
-            self.is_cut = false;
+            self.ends_mid_line = false;
         }
         let mut rest = line;
         while !rest.is_empty() {
@@ -91,7 +91,7 @@ impl LineWriter {
             match write_chunk(output, chunk, deadline) {
                 Ok(written) => rest = &rest[written..],
                 Err(cause) => {
-                    self.is_cut |= rest.len() < line.len();
+                    self.ends_mid_line |= rest.len() < line.len();
                     return Err(cause);
                 }
             }
@@ -137,12 +137,12 @@ mod tests {
 
     use super::*;
 
-    fn write(writer: &mut LineWriter, output: &PipeWriter, line: &str) -> Option<Loss> {
+    fn write(writer: &mut LogLineWriter, output: &PipeWriter, line: &str) -> Option<DroppedLogLines> {
         writer.write(output.as_fd(), line.as_bytes())
     }
 
     /// Fills the pipe; the number of lines in it.
-    fn fill(writer: &mut LineWriter, output: &PipeWriter, line: &str) -> u64 {
+    fn fill(writer: &mut LogLineWriter, output: &PipeWriter, line: &str) -> u64 {
         let mut lines = 0;
         while !writer.is_stalled {
             assert_eq!(write(writer, output, line), None);
@@ -161,35 +161,35 @@ mod tests {
     fn a_pipe_without_a_reader_loses_lines_and_no_more() {
         let (input, output) = io::pipe().unwrap();
         drop(input);
-        let (mut writer, before) = (LineWriter::new(), log_lines_lost());
+        let (mut writer, before) = (LogLineWriter::new(), log_lines_dropped());
         for lines in 1..=3 {
             assert_eq!(write(&mut writer, &output, "line\n"), None);
-            assert_eq!(writer.loss, Some(Loss { lines, cause: Errno::PIPE }));
+            assert_eq!(writer.dropped, Some(DroppedLogLines { lines, cause: Errno::PIPE }));
         }
-        assert!(log_lines_lost() >= before + 3);
+        assert!(log_lines_dropped() >= before + 3);
         assert!(!writer.is_stalled);
     }
 
     #[test]
     fn a_full_device_loses_lines_until_it_is_not() {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let mut writer = LineWriter::new();
+        let mut writer = LogLineWriter::new();
         assert_eq!(writer.write(full.as_fd(), b"line\n"), None);
         let (mut input, output) = io::pipe().unwrap();
         let loss = write(&mut writer, &output, "again\n");
-        assert_eq!(loss, Some(Loss { lines: 1, cause: Errno::NOSPC }));
+        assert_eq!(loss, Some(DroppedLogLines { lines: 1, cause: Errno::NOSPC }));
         assert_eq!(write(&mut writer, &output, "more\n"), None, "a loss is reported once");
         assert_eq!(read(&mut input, 11), "again\nmore\n");
     }
 
     /// Whether or not the descriptor is non-blocking.
     #[test]
-    fn a_reader_that_stops_delays_one_line_and_gets_whole_lines_afterwards() {
+    fn stalled_reader_delays_one_line_and_gets_whole_lines_after() {
         for non_blocking in [false, true] {
             let (mut input, output) = io::pipe().unwrap();
             rustix::io::ioctl_fionbio(&output, non_blocking).unwrap();
             let line = "x".repeat(9999) + "\n";
-            let mut writer = LineWriter::new();
+            let mut writer = LogLineWriter::new();
             let written = fill(&mut writer, &output, &line);
             assert!(written > 0);
             let begun = Instant::now();
@@ -199,7 +199,7 @@ mod tests {
             assert!(begun.elapsed() < WRITE_TIMEOUT, "only the first line waits");
             read(&mut input, usize::try_from(written).unwrap() * line.len());
             let loss = write(&mut writer, &output, "after\n");
-            assert_eq!(loss, Some(Loss { lines: 4, cause: Errno::TIMEDOUT }));
+            assert_eq!(loss, Some(DroppedLogLines { lines: 4, cause: Errno::TIMEDOUT }));
             drop(output);
             let mut rest = String::new();
             input.read_to_string(&mut rest).unwrap();

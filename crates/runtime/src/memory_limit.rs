@@ -7,18 +7,19 @@ use std::path::{Path, PathBuf};
 /// nothing of that can be read.
 #[must_use]
 pub fn memory_limit() -> Option<u64> {
-    limit_below(Path::new("/"))
+    cgroup_limit_below(Path::new("/"))
 }
 
-fn limit_below(root: &Path) -> Option<u64> {
+fn cgroup_limit_below(root: &Path) -> Option<u64> {
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
-    let limits = groups.lines().flat_map(|line| group_files(root, line)).filter_map(|file| number(&file));
-    limits.chain(machine(root)).min()
+    let limits =
+        groups.lines().flat_map(|line| cgroup_limit_files(root, line)).filter_map(|file| number(&file));
+    limits.chain(total_memory(root)).min()
 }
 
 /// The files that may limit a group, and all groups above it. In a container the group's own path may not exist, because the root of
 /// what is mounted is the group itself: the root comes last.
-fn group_files(root: &Path, line: &str) -> Vec<PathBuf> {
+fn cgroup_limit_files(root: &Path, line: &str) -> Vec<PathBuf> {
     // hierarchy-ID:controllers:path
     let mut fields = line.splitn(3, ':').skip(1);
     let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { return Vec::new() };
@@ -38,7 +39,7 @@ fn number(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-fn machine(root: &Path) -> Option<u64> {
+fn total_memory(root: &Path) -> Option<u64> {
     let text = fs::read_to_string(root.join("proc/meminfo")).ok()?;
     let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"))?;
     kib.trim().parse::<u64>().ok()?.checked_mul(1024)
@@ -55,7 +56,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        limit_below(root.path())
+        cgroup_limit_below(root.path())
     }
 
     const MEMORY: (&str, &str) = ("proc/meminfo", "MemTotal:       1024 kB\nMemFree: 1 kB\n");

@@ -24,7 +24,7 @@ impl DescriptorShares {
     /// Divides `limit` descriptors: a reserve, then at most `clients` and two thirds for clients, and the rest for engines. Most
     /// connections of clients are idle, and a request needs one or two connections to engines.
     #[must_use]
-    pub fn of(limit: usize, clients: usize) -> Self {
+    pub fn split(limit: usize, clients: usize) -> Self {
         let reserve = (limit / RESERVED_SHARE).max(RESERVED_MIN).min(limit / 2);
         let usable = limit - reserve;
         let clients = clients.min(usable * 2 / 3).max(1);
@@ -59,7 +59,7 @@ mod tests {
     fn shares_never_exceed_the_limit() {
         for limit in (2..5000).chain([20_000, 65_536, 1 << 20]) {
             for clients in [1, 100, 16_384, usize::MAX] {
-                let shares = DescriptorShares::of(limit, clients);
+                let shares = DescriptorShares::split(limit, clients);
                 let used = shares.clients + shares.upstream + shares.admin;
                 assert!(limit < 8 || used <= limit, "{limit} {clients}: {shares:?}");
                 assert!(shares.clients <= clients && shares.upstream >= 1, "{limit} {clients}: {shares:?}");
@@ -69,11 +69,11 @@ mod tests {
 
     #[test]
     fn a_usual_limit_does_not_lower_what_is_asked_for() {
-        let shares = DescriptorShares::of(1 << 20, 16_384);
+        let shares = DescriptorShares::split(1 << 20, 16_384);
         assert_eq!(shares.clients, 16_384);
         assert!(shares.upstream > 2 * 16_384);
         assert_eq!(
-            DescriptorShares::of(256, 16_384),
+            DescriptorShares::split(256, 16_384),
             DescriptorShares { clients: 128, upstream: 64, admin: 16 }
         );
     }

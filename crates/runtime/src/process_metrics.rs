@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::log_output::log_lines_lost;
+use crate::log_output::log_lines_dropped;
 use crate::supervisor::task_panics;
 
 /// How OpenMetrics' text ends. Prometheus' own text format has no such line, and other names for counters' families.
@@ -18,7 +18,7 @@ pub fn append_process_metrics(text: &mut String) {
         (
             "moongate_log_lines_lost",
             "Log lines that could not be written to standard error (no reader, disk full, reader stopped).",
-            log_lines_lost(),
+            log_lines_dropped(),
         ),
         (
             "moongate_task_panics",

@@ -8,7 +8,7 @@
 //!
 //! - [`Supervisor::spawn`]: a connection, a request, a job. The panic ends that piece of work only.
 //! - [`Supervisor::spawn_restarted`]: a loop without state of its own, such as polling. It begins again after a pause.
-//! - [`Supervisor::spawn_essential`] and [`Supervisor::essential_thread`]: without it the process would only seem to work.
+//! - [`Supervisor::spawn_essential`] and [`Supervisor::wrap_essential_thread`]: without it the process would only seem to work.
 //!   [`Supervisor::failed`] resolves, and the process exits with an error, so that its service manager restarts it.
 
 #[cfg(test)]
@@ -49,13 +49,13 @@ pub fn task_panics() -> u64 {
 /// Starts tasks, counts them, and ends them. Cloning is cheap and every clone is the same supervisor.
 #[derive(Clone, Default)]
 pub struct Supervisor {
-    shared: Arc<Shared>,
+    state: Arc<SupervisorState>,
 }
 
 #[derive(Default)]
-struct Shared {
+struct SupervisorState {
     token: CancellationToken,
-    tasks: Mutex<Tasks>,
+    tasks: Mutex<SupervisedTasks>,
     /// Told whenever the last task ends.
     idle: Notify,
     panics: AtomicUsize,
@@ -63,7 +63,7 @@ struct Shared {
     failed: watch::Sender<Option<&'static str>>,
 }
 
-impl Shared {
+impl SupervisorState {
     /// Counts and logs a panic of the task.
     fn record_panic(&self, name: &'static str, panic: &(dyn Any + Send), then: &'static str) {
         self.panics.fetch_add(1, Ordering::Relaxed);
@@ -81,14 +81,14 @@ impl Shared {
 }
 
 #[derive(Default)]
-struct Tasks {
-    running: HashMap<u64, Task>,
+struct SupervisedTasks {
+    running: HashMap<u64, SupervisedTask>,
     next_id: u64,
     /// Set when a shutdown has run out of time: a task started after that is aborted at once.
     aborted: bool,
 }
 
-struct Task {
+struct SupervisedTask {
     name: &'static str,
     /// Missing only between the entry and the return of `tokio::spawn`.
     abort: Option<AbortHandle>,
@@ -96,14 +96,14 @@ struct Task {
 
 /// The tasks that had not ended at the deadline of [`Supervisor::shutdown`]. They have been aborted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StillRunning {
+pub struct ShutdownTimeoutError {
     /// How long the shutdown waited.
     pub waited: Duration,
     /// Number of tasks by name.
     pub tasks: BTreeMap<&'static str, usize>,
 }
 
-impl fmt::Display for StillRunning {
+impl fmt::Display for ShutdownTimeoutError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let total: usize = self.tasks.values().sum();
         write!(f, "{total} task(s) did not end within {:?} and were aborted:", self.waited)?;
@@ -118,7 +118,7 @@ impl fmt::Display for StillRunning {
     }
 }
 
-impl std::error::Error for StillRunning {}
+impl std::error::Error for ShutdownTimeoutError {}
 
 impl Supervisor {
     /// A supervisor with no tasks.
@@ -130,8 +130,8 @@ impl Supervisor {
     /// A supervisor with tasks, a token and a shutdown of its own. Only the failure of an essential task is shared with this one.
     #[must_use]
     pub fn child(&self) -> Self {
-        let shared = Shared { failed: self.shared.failed.clone(), ..Shared::default() };
-        Self { shared: Arc::new(shared) }
+        let shared = SupervisorState { failed: self.state.failed.clone(), ..SupervisorState::default() };
+        Self { state: Arc::new(shared) }
     }
 
     /// Starts `future` as a task called `name`: one piece of work, as a connection or a request.
@@ -146,7 +146,7 @@ impl Supervisor {
         name: &'static str,
         future: impl Future<Output = ()> + Send + 'static,
     ) -> JoinHandle<()> {
-        self.start_reported(name, false, future)
+        self.spawn_monitored(name, false, future)
     }
 
     /// Starts a task that the process cannot do without: as [`Supervisor::spawn`], but after a panic
@@ -156,7 +156,7 @@ impl Supervisor {
         name: &'static str,
         future: impl Future<Output = ()> + Send + 'static,
     ) -> JoinHandle<()> {
-        self.start_reported(name, true, future)
+        self.spawn_monitored(name, true, future)
     }
 
     /// Starts a task that is made again after a panic, with a growing pause, until it ends by itself or a shutdown begins.
@@ -169,8 +169,8 @@ impl Supervisor {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        self.start(name, move |registration| async move {
-            let shared = &registration.shared;
+        self.spawn_registered(name, move |registration| async move {
+            let shared = &registration.state;
             let (shortest, longest) = RESTART_PAUSE;
             let mut pause = shortest;
             loop {
@@ -191,12 +191,12 @@ impl Supervisor {
     }
 
     /// Wraps the body of a thread that the process cannot do without: after a panic in it [`Supervisor::failed`] resolves.
-    pub fn essential_thread<T>(
+    pub fn wrap_essential_thread<T>(
         &self,
         name: &'static str,
         body: impl FnOnce() -> T + Send + 'static,
     ) -> impl FnOnce() -> T + Send + 'static {
-        let shared = Arc::clone(&self.shared);
+        let shared = Arc::clone(&self.state);
         move || match catch_unwind(AssertUnwindSafe(body)) {
             Ok(result) => result,
             Err(panic) => {
@@ -209,7 +209,7 @@ impl Supervisor {
 
     /// Resolves with its name when an essential task or thread has panicked; otherwise never.
     pub async fn failed(&self) -> &'static str {
-        let mut failed = self.shared.failed.subscribe();
+        let mut failed = self.state.failed.subscribe();
         match failed.wait_for(Option::is_some).await.map(|name| *name) {
             Ok(Some(name)) => name,
             // The sender lives as long as this supervisor.
@@ -218,16 +218,16 @@ impl Supervisor {
     }
 
     /// Starts a task whose panic is recorded, and ends the process if it is essential.
-    fn start_reported(
+    fn spawn_monitored(
         &self,
         name: &'static str,
         is_essential: bool,
         future: impl Future<Output = ()> + Send + 'static,
     ) -> JoinHandle<()> {
         // Not an async block: that would have room for the future twice, before and after it is first polled.
-        self.start(name, move |registration| {
+        self.spawn_registered(name, move |registration| {
             AssertUnwindSafe(future).catch_unwind().map(move |outcome| {
-                let shared = &registration.shared;
+                let shared = &registration.state;
                 let Err(panic) = outcome else { return };
                 let then = if is_essential { "the process ends" } else { "its work is lost" };
                 shared.record_panic(name, panic.as_ref(), then);
@@ -240,11 +240,15 @@ impl Supervisor {
     }
 
     /// Starts what `make` returns. It owns the registration, so that the entry goes when the task ends, is aborted, or is never polled.
-    fn start<F>(&self, name: &'static str, make: impl FnOnce(Registration) -> F) -> JoinHandle<()>
+    fn spawn_registered<F>(
+        &self,
+        name: &'static str,
+        make: impl FnOnce(TaskRegistration) -> F,
+    ) -> JoinHandle<()>
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let registration = Registration::new(Arc::clone(&self.shared), name);
+        let registration = TaskRegistration::new(Arc::clone(&self.state), name);
         let id = registration.id;
         let task = make(registration);
         #[expect(clippy::disallowed_methods, reason = "the one place that starts tasks")]
@@ -252,7 +256,7 @@ impl Supervisor {
         // The lock is not held across the spawn: a runtime that is shutting down drops the task inside it,
         // and the dropped registration takes this lock.
         let too_late = {
-            let mut tasks = self.shared.tasks.lock();
+            let mut tasks = self.state.tasks.lock();
             if let Some(task) = tasks.running.get_mut(&id) {
                 task.abort = Some(handle.abort_handle());
             }
@@ -268,19 +272,19 @@ impl Supervisor {
     /// wants a scope of its own takes a `child_token()`.
     #[must_use]
     pub fn token(&self) -> CancellationToken {
-        self.shared.token.clone()
+        self.state.token.clone()
     }
 
     /// Number of tasks that have been started and have not ended.
     #[must_use]
-    pub fn alive(&self) -> usize {
-        self.shared.tasks.lock().running.len()
+    pub fn running_tasks(&self) -> usize {
+        self.state.tasks.lock().running.len()
     }
 
     /// Number of tasks that ended by a panic.
     #[must_use]
     pub fn panics(&self) -> usize {
-        self.shared.panics.load(Ordering::Relaxed)
+        self.state.panics.load(Ordering::Relaxed)
     }
 
     /// Cancels the token and waits until every task has ended.
@@ -289,9 +293,9 @@ impl Supervisor {
     ///
     /// # Errors
     /// When `deadline` has passed and tasks are left. They are named in the error and aborted.
-    pub async fn shutdown(&self, deadline: Duration) -> Result<(), StillRunning> {
-        self.shared.token.cancel();
-        if tokio::time::timeout(deadline, self.idle()).await.is_ok() {
+    pub async fn shutdown(&self, deadline: Duration) -> Result<(), ShutdownTimeoutError> {
+        self.state.token.cancel();
+        if tokio::time::timeout(deadline, self.wait_idle()).await.is_ok() {
             return Ok(());
         }
         let left = self.abort_all();
@@ -299,17 +303,17 @@ impl Supervisor {
             return Ok(());
         }
         // A task is dropped by its worker thread, not by the call to abort.
-        let _ = tokio::time::timeout(ABORT_GRACE, self.idle()).await;
-        Err(StillRunning { waited: deadline, tasks: left })
+        let _ = tokio::time::timeout(ABORT_GRACE, self.wait_idle()).await;
+        Err(ShutdownTimeoutError { waited: deadline, tasks: left })
     }
 
     /// Resolves when no task runs.
-    async fn idle(&self) {
+    async fn wait_idle(&self) {
         loop {
-            let mut told = std::pin::pin!(self.shared.idle.notified());
+            let mut told = std::pin::pin!(self.state.idle.notified());
             // Enlisted before the count is read, so that an end in between is not missed.
             told.as_mut().enable();
-            if self.alive() == 0 {
+            if self.running_tasks() == 0 {
                 return;
             }
             told.await;
@@ -320,7 +324,7 @@ impl Supervisor {
         let mut names = BTreeMap::new();
         let mut handles = Vec::new();
         {
-            let mut tasks = self.shared.tasks.lock();
+            let mut tasks = self.state.tasks.lock();
             tasks.aborted = true;
             for task in tasks.running.values_mut() {
                 *names.entry(task.name).or_insert(0) += 1;
@@ -338,39 +342,39 @@ impl Supervisor {
 impl fmt::Debug for Supervisor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Supervisor")
-            .field("alive", &self.alive())
+            .field("alive", &self.running_tasks())
             .field("panics", &self.panics())
-            .field("shutting_down", &self.shared.token.is_cancelled())
+            .field("shutting_down", &self.state.token.is_cancelled())
             .finish()
     }
 }
 
 /// The entry of one task; dropping it takes the entry out.
-struct Registration {
-    shared: Arc<Shared>,
+struct TaskRegistration {
+    state: Arc<SupervisorState>,
     id: u64,
 }
 
-impl Registration {
-    fn new(shared: Arc<Shared>, name: &'static str) -> Self {
-        let mut tasks = shared.tasks.lock();
+impl TaskRegistration {
+    fn new(state: Arc<SupervisorState>, name: &'static str) -> Self {
+        let mut tasks = state.tasks.lock();
         let id = tasks.next_id;
         tasks.next_id += 1;
-        tasks.running.insert(id, Task { name, abort: None });
+        tasks.running.insert(id, SupervisedTask { name, abort: None });
         drop(tasks);
-        Self { shared, id }
+        Self { state, id }
     }
 }
 
-impl Drop for Registration {
+impl Drop for TaskRegistration {
     fn drop(&mut self) {
-        let mut tasks = self.shared.tasks.lock();
+        let mut tasks = self.state.tasks.lock();
         let ended = tasks.running.remove(&self.id);
         let none_left = tasks.running.is_empty();
         drop(tasks);
         drop(ended);
         if none_left {
-            self.shared.idle.notify_waiters();
+            self.state.idle.notify_waiters();
         }
     }
 }

@@ -14,7 +14,7 @@ const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 /// The caller's span. `None` without a `traceparent`, or with one that is malformed.
 #[must_use]
 pub fn caller(headers: &HeaderMap) -> Option<SpanContext> {
-    if !is_there(headers, &TRACEPARENT) {
+    if !contains_header(headers, &TRACEPARENT) {
         return None;
     }
     let propagator = TraceContextPropagator::new();
@@ -34,7 +34,7 @@ pub fn inject(headers: &mut HeaderMap, (trace, span): (TraceId, SpanId), sampled
     let Ok(parent) = HeaderValue::from_maybe_shared(Bytes::from_owner(parent)) else { return };
     headers.insert(TRACEPARENT, parent);
     if *state == TraceState::NONE {
-        if is_there(headers, &TRACESTATE) {
+        if contains_header(headers, &TRACESTATE) {
             headers.remove(TRACESTATE);
         }
     } else if let Ok(state) = HeaderValue::try_from(state.header()) {
@@ -43,7 +43,7 @@ pub fn inject(headers: &mut HeaderMap, (trace, span): (TraceId, SpanId), sampled
 }
 
 /// Most requests have neither of ours and few others: looking through the names is quicker than looking one up.
-fn is_there(headers: &HeaderMap, wanted: &HeaderName) -> bool {
+fn contains_header(headers: &HeaderMap, wanted: &HeaderName) -> bool {
     headers.keys().any(|name| name == wanted)
 }
 

@@ -4,24 +4,24 @@
 //! spans of our HTTP libraries too. Nor by OpenTelemetry's SDK: a trace that is not sampled is kept in memory until its end, in case it ends
 //! badly, and what is not exported must cost next to nothing.
 
+mod annotations;
+pub mod attribute_names;
+mod buffered_trace;
 mod context;
 mod export;
 pub mod logs;
-pub mod names;
-mod notes;
 mod options;
 pub mod span;
-mod tell;
-mod trace;
-mod traces;
+mod span_attributes;
+mod tracer;
 
+pub use annotations::AttributeValue;
 #[doc(hidden)]
 pub use context::{caller, inject};
-pub use export::TlsError;
-pub use logs::{LogError, LogFormat, LogOptions, init_logs};
-pub use notes::Value;
+pub use export::CollectorTlsError;
+pub use logs::{LogFormat, LoggingArgs, LoggingError, init_logs};
 pub use opentelemetry::trace::{SpanContext, SpanKind, TraceId};
-pub use options::{OtlpProtocol, TelemetryError, TelemetryOptions};
+pub use options::{OtlpProtocol, TelemetryArgs, TelemetryError};
 pub use span::SpanHandle;
-pub use tell::{Notes, Steps, Tell};
-pub use traces::{FlushError, Traces};
+pub use span_attributes::{AttributeWriter, ChildSpans, SpanAttributes};
+pub use tracer::{SpanFlushError, Tracer};

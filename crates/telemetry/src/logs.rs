@@ -3,7 +3,7 @@
 use std::io::IsTerminal as _;
 
 use clap::{Args, ValueEnum};
-use moongate_runtime::LogOutput;
+use moongate_runtime::StderrLogOutput;
 use tracing::Subscriber;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
@@ -11,7 +11,7 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// Crates whose debug lines drown ours. A filter that names one of them gets its lines all the same.
-const QUIET: &str = "h2=warn,hyper=warn,hyper_util=warn,reqwest=warn,rustls=warn,tower=warn,kube_client=warn,\
+const NOISY_CRATES_FILTER: &str = "h2=warn,hyper=warn,hyper_util=warn,reqwest=warn,rustls=warn,tower=warn,kube_client=warn,\
                      opentelemetry=warn,opentelemetry_sdk=warn";
 
 /// How a log line looks.
@@ -26,7 +26,7 @@ pub enum LogFormat {
 
 /// Flags of the logs.
 #[derive(Debug, Clone, Args)]
-pub struct LogOptions {
+pub struct LoggingArgs {
     /// Form of a log line
     #[arg(
         long = "log-format",
@@ -48,7 +48,7 @@ pub struct LogOptions {
     pub filter: String,
 }
 
-impl Default for LogOptions {
+impl Default for LoggingArgs {
     fn default() -> Self {
         Self { format: LogFormat::Text, filter: "info".to_owned() }
     }
@@ -56,7 +56,7 @@ impl Default for LogOptions {
 
 /// Logs could not be set up.
 #[derive(Debug, thiserror::Error)]
-pub enum LogError {
+pub enum LoggingError {
     /// The filter is not one.
     #[error(
         "`{filter}` is no log filter: {problem}; write a level (error, warn, info, debug, trace) or MODULE=LEVEL, separated by commas"
@@ -76,18 +76,18 @@ pub enum LogError {
 ///
 /// # Errors
 /// When the filter is wrong or the process has logs already.
-pub fn init_logs(options: &LogOptions) -> Result<(), LogError> {
+pub fn init_logs(options: &LoggingArgs) -> Result<(), LoggingError> {
     let coloured =
         std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
-    subscriber(options, || LogOutput, coloured)?.try_init()?;
+    subscriber(options, || StderrLogOutput, coloured)?.try_init()?;
     Ok(())
 }
 
 fn subscriber<W>(
-    options: &LogOptions,
+    options: &LoggingArgs,
     writer: W,
     coloured: bool,
-) -> Result<Box<dyn Subscriber + Send + Sync>, LogError>
+) -> Result<Box<dyn Subscriber + Send + Sync>, LoggingError>
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
@@ -101,14 +101,14 @@ where
     })
 }
 
-fn filter(text: &str) -> Result<EnvFilter, LogError> {
+fn filter(text: &str) -> Result<EnvFilter, LoggingError> {
     let parsed = EnvFilter::try_new(text)
-        .and_then(|_| EnvFilter::try_new(format!("{QUIET},{text}")))
-        .map_err(|error| LogError::Filter { filter: text.to_owned(), problem: error.to_string() })?;
+        .and_then(|_| EnvFilter::try_new(format!("{NOISY_CRATES_FILTER},{text}")))
+        .map_err(|error| LoggingError::Filter { filter: text.to_owned(), problem: error.to_string() })?;
     Ok(parsed)
 }
 
-fn parse_filter(text: &str) -> Result<String, LogError> {
+fn parse_filter(text: &str) -> Result<String, LoggingError> {
     filter(text).map(|_| text.to_owned())
 }
 
@@ -119,9 +119,9 @@ mod tests {
     use std::sync::mpsc::{Sender, channel};
 
     #[derive(Clone)]
-    struct Lines(Sender<Vec<u8>>);
+    struct ChannelWriter(Sender<Vec<u8>>);
 
-    impl Write for Lines {
+    impl Write for ChannelWriter {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             self.0.send(bytes.to_vec()).unwrap();
             Ok(bytes.len())
@@ -131,9 +131,9 @@ mod tests {
         }
     }
 
-    fn logged(options: &LogOptions) -> String {
+    fn logged(options: &LoggingArgs) -> String {
         let (sender, receiver) = channel();
-        let lines = Lines(sender);
+        let lines = ChannelWriter(sender);
         let subscriber = subscriber(options, move || lines.clone(), false).unwrap();
         tracing::subscriber::with_default(subscriber, || {
             tracing::debug!("too detailed");
@@ -145,23 +145,23 @@ mod tests {
 
     #[test]
     fn text_at_info_has_no_module() {
-        let text = logged(&LogOptions::default());
+        let text = logged(&LoggingArgs::default());
         assert!(text.ends_with("  INFO listening port=8080\n"), "{text}");
         assert_eq!(text.lines().count(), 1);
     }
 
     #[test]
     fn text_at_debug_has_the_module_and_no_noise() {
-        let text = logged(&LogOptions { filter: "debug".into(), ..LogOptions::default() });
+        let text = logged(&LoggingArgs { filter: "debug".into(), ..LoggingArgs::default() });
         assert!(text.contains("DEBUG moongate_telemetry::logs::tests: too detailed"), "{text}");
         assert!(!text.contains("noise"), "{text}");
-        let asked = logged(&LogOptions { filter: "debug,hyper=debug".into(), ..LogOptions::default() });
+        let asked = logged(&LoggingArgs { filter: "debug,hyper=debug".into(), ..LoggingArgs::default() });
         assert!(asked.contains("noise"), "{asked}");
     }
 
     #[test]
     fn json_is_one_object_a_line() {
-        let text = logged(&LogOptions { format: LogFormat::Json, ..LogOptions::default() });
+        let text = logged(&LoggingArgs { format: LogFormat::Json, ..LoggingArgs::default() });
         assert!(text.starts_with('{') && text.ends_with("}\n"), "{text}");
         assert!(text.contains(r#""message":"listening","port":8080"#), "{text}");
     }

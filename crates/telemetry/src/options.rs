@@ -8,12 +8,12 @@ use http::header::{HeaderName, HeaderValue};
 use http::{HeaderMap, Uri};
 use percent_encoding::percent_decode_str;
 
-use crate::export::{TlsError, grpc_path};
+use crate::export::{CollectorTlsError, grpc_path};
 
 /// Path of the traces below a collector's base address (OTLP specification, "OTLP/HTTP Request").
 pub(crate) const HTTP_PATH: &str = "/v1/traces";
 /// What all standard variables begin with. Those for traces alone go before those for everything.
-const STANDARD: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_", "OTEL_EXPORTER_OTLP_"];
+const STANDARD_VARIABLE_PREFIXES: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_", "OTEL_EXPORTER_OTLP_"];
 
 /// How spans get to the collector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -26,7 +26,7 @@ pub enum OtlpProtocol {
 
 /// Flags of the traces.
 #[derive(Debug, Clone, Args)]
-pub struct TelemetryOptions {
+pub struct TelemetryArgs {
     /// Base address of an OTLP collector, `http://HOST:4318`, or `:4317` for gRPC; traces are off without one
     ///
     /// The standard variables `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` and `OTEL_EXPORTER_OTLP_ENDPOINT` are read where this is not set.
@@ -89,7 +89,7 @@ pub struct TelemetryOptions {
     pub service_name: Option<String>,
 }
 
-impl Default for TelemetryOptions {
+impl Default for TelemetryArgs {
     fn default() -> Self {
         Self {
             otlp_endpoint: None,
@@ -127,26 +127,27 @@ pub enum TelemetryError {
     NoRuntime(#[from] tokio::runtime::TryCurrentError),
     /// TLS cannot be had.
     #[error("TLS to the trace collector: {0}")]
-    Tls(#[from] TlsError),
+    Tls(#[from] CollectorTlsError),
 }
 
 /// Where and how exports are sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Target {
+pub(crate) struct OtlpTarget {
     pub(crate) protocol: OtlpProtocol,
     pub(crate) uri: Uri,
     pub(crate) headers: HeaderMap,
     pub(crate) ca: Option<PathBuf>,
 }
 
-impl TelemetryOptions {
+impl TelemetryArgs {
     /// The collector: our flags, else the standard variables. `None` without an address.
     pub(crate) fn target(
         &self,
         variable: impl Fn(&str) -> Option<String>,
-    ) -> Result<Option<Target>, TelemetryError> {
+    ) -> Result<Option<OtlpTarget>, TelemetryError> {
         let one = |name: String| variable(&name).filter(|value| !value.is_empty());
-        let standard = |name: &str| STANDARD.iter().find_map(|start| one(format!("{start}{name}")));
+        let standard =
+            |name: &str| STANDARD_VARIABLE_PREFIXES.iter().find_map(|start| one(format!("{start}{name}")));
         let protocol = match (self.otlp_protocol, standard("PROTOCOL").as_deref()) {
             (Some(protocol), _) => protocol,
             (None, None | Some("http/protobuf")) => OtlpProtocol::Http,
@@ -159,15 +160,15 @@ impl TelemetryOptions {
         };
         let given = self.otlp_endpoint.clone().filter(|endpoint| !endpoint.is_empty()).map(below);
         // Over HTTP this one is not completed.
-        let of_traces = one(format!("{}ENDPOINT", STANDARD[0]));
+        let of_traces = one(format!("{}ENDPOINT", STANDARD_VARIABLE_PREFIXES[0]));
         let of_traces =
             || of_traces.map(|whole| if protocol == OtlpProtocol::Grpc { below(whole) } else { whole });
-        let of_all = || one(format!("{}ENDPOINT", STANDARD[1])).map(below);
+        let of_all = || one(format!("{}ENDPOINT", STANDARD_VARIABLE_PREFIXES[1])).map(below);
         let Some(address) = given.or_else(of_traces).or_else(of_all) else { return Ok(None) };
         let mut all = standard("HEADERS").map_or_else(|| Ok(HeaderMap::new()), |given| headers(&given))?;
         all.extend(self.otlp_headers.clone().unwrap_or_default());
         let ca = self.otlp_ca.clone().or_else(|| standard("CERTIFICATE").map(PathBuf::from));
-        Ok(Some(Target { protocol, uri: uri(&address)?, headers: all, ca }))
+        Ok(Some(OtlpTarget { protocol, uri: uri(&address)?, headers: all, ca }))
     }
 
     /// The name of this process in traces, if it was given one.
@@ -218,16 +219,16 @@ mod tests {
 
     use super::*;
 
-    fn target(options: &TelemetryOptions, set: &[(&str, &str)]) -> Result<Option<Target>, TelemetryError> {
+    fn target(options: &TelemetryArgs, set: &[(&str, &str)]) -> Result<Option<OtlpTarget>, TelemetryError> {
         options.target(|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
     }
 
-    fn at(flag: Option<&str>) -> TelemetryOptions {
-        TelemetryOptions { otlp_endpoint: flag.map(str::to_owned), ..TelemetryOptions::default() }
+    fn at(flag: Option<&str>) -> TelemetryArgs {
+        TelemetryArgs { otlp_endpoint: flag.map(str::to_owned), ..TelemetryArgs::default() }
     }
 
     #[test]
-    fn addresses_come_from_the_flag_then_from_the_standard_variables() {
+    fn endpoint_flag_wins_over_standard_variables() {
         let with =
             |flag, set: &[(&str, &str)]| target(&at(flag), set).unwrap().map(|target| target.uri.to_string());
         let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://base:4318/");
@@ -252,7 +253,7 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/ca.pem"),
             ("OTEL_EXPORTER_OTLP_HEADERS", "api-key=of-all,x-tenant=d"),
         ];
-        let options = TelemetryOptions {
+        let options = TelemetryArgs {
             otlp_headers: Some(headers("api-key=a%20b, x-scope = c").unwrap()),
             ..at(Some("https://collector"))
         };
@@ -268,7 +269,7 @@ mod tests {
             (&"d".parse().unwrap(), 1)
         );
         assert_eq!(found.ca, Some("/ca.pem".into()));
-        let options = TelemetryOptions { otlp_protocol: Some(OtlpProtocol::Http), ..options };
+        let options = TelemetryArgs { otlp_protocol: Some(OtlpProtocol::Http), ..options };
         assert_eq!(target(&options, &set).unwrap().unwrap().protocol, OtlpProtocol::Http);
 
         let error = target(&at(Some("http://collector")), &[("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")]);
@@ -284,20 +285,20 @@ mod tests {
     #[test]
     fn flags_are_checked() {
         #[derive(Parser, Debug)]
-        struct Cli {
+        struct TelemetryTestArgs {
             #[command(flatten)]
-            traces: TelemetryOptions,
+            traces: TelemetryArgs,
             #[command(flatten)]
-            logs: crate::LogOptions,
+            logs: crate::LoggingArgs,
         }
         let parse = |args: &[&str]| {
-            Cli::try_parse_from([&["test"], args].concat()).map_err(|error| error.to_string())
+            TelemetryTestArgs::try_parse_from([&["test"], args].concat()).map_err(|error| error.to_string())
         };
         let right =
             parse(&["--otlp-endpoint", "https://collector:4318", "--trace-sample-ratio", "0.25"]).unwrap();
         assert_eq!(right.traces.otlp_endpoint.as_deref(), Some("https://collector:4318"));
         assert_eq!(right.traces.trace_sample_ratio, 0.25);
-        assert_eq!(right.traces.trace_slow, TelemetryOptions::default().trace_slow);
+        assert_eq!(right.traces.trace_slow, TelemetryArgs::default().trace_slow);
         assert_eq!(right.logs.filter, "info");
         for (flag, value, expected) in [
             ("--otlp-endpoint", "collector:4318", "needs a scheme and a host"),

@@ -8,52 +8,62 @@ use http::header::HeaderMap;
 use opentelemetry::trace::{SpanContext, SpanId, SpanKind, TraceFlags, TraceId};
 use tokio::time::Instant;
 
+use crate::annotations::{AttributeValue, SpanAnnotation};
+use crate::buffered_trace::{BufferedTrace, SpanRecord};
 use crate::context;
-use crate::notes::{Note, Value};
-use crate::tell::Tell;
-use crate::trace::{Record, Trace};
+use crate::span_attributes::SpanAttributes;
 
 /// Most that is written on a span, as of OpenTelemetry's own.
-const MAX_NOTES: usize = 128;
+const MAX_ANNOTATIONS: usize = 128;
 
 /// A span that ends when it is dropped. It may be stored, in a response body for instance, and sent to
 /// another thread.
 ///
 /// Where tracing is off it is empty, and every call returns at once. Otherwise it holds facts, which are told if the span is exported.
 #[must_use = "a span that is dropped has ended"]
-pub struct SpanHandle<T: Tell + 'static = ()> {
+pub struct SpanHandle<T: SpanAttributes + 'static = ()> {
     /// `None` where tracing is off.
-    open: Option<(Arc<Trace>, Box<Record<T>>)>,
+    open: Option<(Arc<BufferedTrace>, Box<SpanRecord<T>>)>,
 }
 
-impl<T: Tell> SpanHandle<T> {
+impl<T: SpanAttributes> SpanHandle<T> {
     /// A handle that does nothing.
-    pub const fn off() -> Self {
+    pub const fn disabled() -> Self {
         Self { open: None }
     }
 
     /// Starts a span: the first of its trace in this process, below the parent if that is valid, or one below another.
     pub(crate) fn open(
-        trace: Arc<Trace>,
+        trace: Arc<BufferedTrace>,
         (parent, is_root): (SpanId, bool),
         (name, kind, start): (Cow<'static, str>, SpanKind, Instant),
         facts: T,
     ) -> Self {
         let id = SpanId::from(fastrand::u64(1..));
-        let record = Record { id, parent, is_root, kind, name, start, end: None, notes: Vec::new(), facts };
+        let record = SpanRecord {
+            id,
+            parent,
+            is_root,
+            kind,
+            name,
+            start,
+            end: None,
+            annotations: Vec::new(),
+            attributes: facts,
+        };
         Self { open: Some((trace, Box::new(record))) }
     }
 
     /// Starts a span below this one.
     pub fn child(&self, name: &'static str, kind: SpanKind) -> SpanHandle {
         match &self.open {
-            None => SpanHandle::off(),
+            None => SpanHandle::disabled(),
             Some(_) => self.child_at(name, kind, Instant::now(), || ()),
         }
     }
 
     /// Starts a span below this one of something that began at `start`.
-    pub fn child_at<U: Tell>(
+    pub fn child_at<U: SpanAttributes>(
         &self,
         name: &'static str,
         kind: SpanKind,
@@ -61,7 +71,7 @@ impl<T: Tell> SpanHandle<T> {
         facts: impl FnOnce() -> U,
     ) -> SpanHandle<U> {
         match &self.open {
-            None => SpanHandle::off(),
+            None => SpanHandle::disabled(),
             Some((trace, record)) => {
                 let what = (Cow::Borrowed(name), kind, start);
                 SpanHandle::open(trace.clone(), (record.id, false), what, facts())
@@ -70,20 +80,20 @@ impl<T: Tell> SpanHandle<T> {
     }
 
     /// What is known of it, unless tracing is off.
-    pub fn facts(&self) -> Option<&T> {
-        self.open.as_ref().map(|(_, record)| &record.facts)
+    pub fn attributes(&self) -> Option<&T> {
+        self.open.as_ref().map(|(_, record)| &record.attributes)
     }
 
     /// Adds to what is known of it, unless tracing is off.
-    pub fn know(&mut self, know: impl FnOnce(&mut T)) {
-        if let Some(facts) = self.facts_mut() {
+    pub fn update_attributes(&mut self, know: impl FnOnce(&mut T)) {
+        if let Some(facts) = self.attributes_mut() {
             know(facts);
         }
     }
 
     /// What is known of it, unless tracing is off.
-    pub fn facts_mut(&mut self) -> Option<&mut T> {
-        self.open.as_mut().map(|(_, record)| &mut record.facts)
+    pub fn attributes_mut(&mut self) -> Option<&mut T> {
+        self.open.as_mut().map(|(_, record)| &mut record.attributes)
     }
 
     /// Whether what is set here may be exported. Worth asking before computing an expensive value.
@@ -113,24 +123,24 @@ impl<T: Tell> SpanHandle<T> {
     }
 
     /// Has the whole trace exported, whatever the sampler said, and notes why. That is done for so many traces in a second only.
-    pub fn keep(&mut self, why: &'static str) {
-        self.set(crate::names::KEPT, why);
+    pub fn force_export(&mut self, why: &'static str) {
+        self.set(crate::attribute_names::KEEP_REASON, why);
         if let Some((trace, _)) = &self.open {
-            trace.keep();
+            trace.force_export();
         }
     }
 
-    fn note(&mut self, note: impl FnOnce() -> Note) {
+    fn annotate(&mut self, note: impl FnOnce() -> SpanAnnotation) {
         if let Some((_, record)) = &mut self.open
-            && record.notes.len() < MAX_NOTES
+            && record.annotations.len() < MAX_ANNOTATIONS
         {
-            record.notes.push(note());
+            record.annotations.push(note());
         }
     }
 
     /// Sets an attribute; [`crate::names`] has the standard ones. Set each once: the last does not replace.
-    pub fn set(&mut self, key: &'static str, value: impl Into<Value<'static>>) {
-        self.note(|| Note::Attribute(key, value.into()));
+    pub fn set(&mut self, key: &'static str, value: impl Into<AttributeValue<'static>>) {
+        self.annotate(|| SpanAnnotation::Attribute(key, value.into()));
     }
 
     /// Gives the span another name, when more is known than at its start.
@@ -142,12 +152,12 @@ impl<T: Tell> SpanHandle<T> {
 
     /// Notes that something happened now.
     pub fn event(&mut self, name: &'static str) {
-        self.note(|| Note::Event(name, Instant::now()));
+        self.annotate(|| SpanAnnotation::Event(name, Instant::now()));
     }
 
     /// Marks the span as failed.
     pub fn error(&mut self, message: impl Into<Cow<'static, str>>) {
-        self.note(|| Note::Error(message.into()));
+        self.annotate(|| SpanAnnotation::Error(message.into()));
     }
 
     /// Whether the sampler took its trace, which everybody who is called is told.
@@ -166,7 +176,7 @@ impl<T: Tell> SpanHandle<T> {
     }
 
     /// Says when the span ends, which is otherwise when it is dropped.
-    pub fn ends_at(&mut self, end: Instant) {
+    pub fn set_end(&mut self, end: Instant) {
         if let Some((_, record)) = &mut self.open {
             record.end = Some(end.max(record.start));
         }
@@ -176,16 +186,16 @@ impl<T: Tell> SpanHandle<T> {
     pub fn end(self) {}
 }
 
-impl<T: Tell> Drop for SpanHandle<T> {
+impl<T: SpanAttributes> Drop for SpanHandle<T> {
     fn drop(&mut self) {
         if let Some((trace, mut record)) = self.open.take() {
             record.end.get_or_insert_with(Instant::now);
-            trace.ended(record);
+            trace.record_span(record);
         }
     }
 }
 
-impl<T: Tell> fmt::Debug for SpanHandle<T> {
+impl<T: SpanAttributes> fmt::Debug for SpanHandle<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SpanHandle")
             .field("trace_id", &self.trace_id())

@@ -18,10 +18,10 @@ rules:
 /// One request.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Asked {
+pub struct AuditEvent {
     stage: String,
     /// Who.
-    pub user: User,
+    pub user: AuditUser,
     /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, …
     pub verb: String,
     /// What it asked for, path and query.
@@ -29,15 +29,15 @@ pub struct Asked {
     pub uri: String,
     /// The object, unless the path names none.
     #[serde(default)]
-    pub object_ref: Option<Object>,
+    pub object_ref: Option<AuditObjectRef>,
     /// How it was answered.
     #[serde(default)]
-    pub response_status: Option<Answer>,
+    pub response_status: Option<AuditResponseStatus>,
 }
 
 /// Who asks.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct User {
+pub struct AuditUser {
     /// `system:serviceaccount:NAMESPACE:NAME`.
     pub username: String,
 }
@@ -45,7 +45,7 @@ pub struct User {
 /// An object as a path names it; what is not named is empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Object {
+pub struct AuditObjectRef {
     /// Its group; empty for the core group.
     pub api_group: String,
     /// `pods`, …
@@ -60,7 +60,7 @@ pub struct Object {
 
 /// An answer.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Answer {
+pub struct AuditResponseStatus {
     /// As in HTTP.
     #[serde(default)]
     pub code: u16,
@@ -69,7 +69,7 @@ pub struct Answer {
     pub message: String,
 }
 
-impl Asked {
+impl AuditEvent {
     /// Status of the answer.
     #[must_use]
     pub fn code(&self) -> u16 {
@@ -79,17 +79,17 @@ impl Asked {
     /// Whether it was refused for want of a permission. That an API server does not find an owner's kind for a moment, which it looks up by
     /// asking itself, is a refusal of the same code.
     #[must_use]
-    pub fn is_forbidden(&self) -> bool {
+    pub fn is_denied(&self) -> bool {
         let answer = self.response_status.as_ref().filter(|answer| answer.code == 403);
         answer.is_some_and(|answer| !answer.message.contains("cannot find RESTMapping"))
     }
 }
 
 /// All requests in this log, each once: a watch when it begins, anything else when it is answered.
-pub(crate) fn read(path: &Path) -> io::Result<Vec<Asked>> {
+pub(crate) fn read(path: &Path) -> io::Result<Vec<AuditEvent>> {
     let text = std::fs::read_to_string(path)?;
     // The last line may not be whole yet.
-    let all = text.lines().filter_map(|line| serde_json::from_str::<Asked>(line).ok());
+    let all = text.lines().filter_map(|line| serde_json::from_str::<AuditEvent>(line).ok());
     Ok(all.filter(|asked| (asked.verb == "watch") == (asked.stage == "ResponseStarted")).collect())
 }
 
@@ -123,7 +123,7 @@ mod tests {
             let asked = format!(
                 r#"{{"stage":"ResponseComplete","verb":"patch","user":{{"username":"u"}},"requestURI":"/","responseStatus":{{"code":{code},"message":"{message}"}}}}"#
             );
-            serde_json::from_str::<Asked>(&asked).unwrap().is_forbidden()
+            serde_json::from_str::<AuditEvent>(&asked).unwrap().is_denied()
         };
         assert!(forbidden(403, "services is forbidden: User cannot patch resource"));
         assert!(forbidden(

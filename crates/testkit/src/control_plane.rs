@@ -14,14 +14,14 @@ use kube::{Api, Client, Config};
 use tempfile::TempDir;
 use tokio::sync::OnceCell;
 
-use crate::audit::{self, Asked};
+use crate::audit::{self, AuditEvent};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/control-plane");
 
 /// Long, because it only says when something hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Between two looks.
-const PAUSE: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The one that all tests of a process share.
 static SHARED: OnceCell<Arc<ControlPlane>> = OnceCell::const_new();
@@ -51,7 +51,7 @@ pub struct ControlPlane {
 
 /// A namespace of one test. It is deleted by [`Self::delete`], or with the control plane.
 #[derive(Clone)]
-pub struct Namespace {
+pub struct TestNamespace {
     /// Its name.
     pub name: String,
     /// A client that looks here unless told otherwise.
@@ -118,7 +118,7 @@ impl ControlPlane {
     ///
     /// # Errors
     /// [`ControlPlaneError::Io`].
-    pub fn audit(&self) -> Result<Vec<Asked>, ControlPlaneError> {
+    pub fn audit(&self) -> Result<Vec<AuditEvent>, ControlPlaneError> {
         Ok(audit::read(&self.audit_log())?)
     }
 
@@ -159,7 +159,7 @@ impl ControlPlane {
     ///
     /// # Errors
     /// [`ControlPlaneError`].
-    pub async fn namespace(&self, prefix: &str) -> Result<Namespace, ControlPlaneError> {
+    pub async fn namespace(&self, prefix: &str) -> Result<TestNamespace, ControlPlaneError> {
         let client = Client::try_from(self.config("default").await?)?;
         let generate_name = Some(format!("{prefix}-"));
         let metadata = ObjectMeta { generate_name, ..ObjectMeta::default() };
@@ -170,16 +170,16 @@ impl ControlPlane {
         let accounts = Api::<ServiceAccount>::default_namespaced(client.clone());
         let begun = Instant::now();
         while accounts.get_opt("default").await?.is_none() {
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > START_TIMEOUT {
                 return Err(ControlPlaneError::Start(format!("namespace {name} gets no service account")));
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
-        Ok(Namespace { name, client })
+        Ok(TestNamespace { name, client })
     }
 }
 
-impl Namespace {
+impl TestNamespace {
     /// Asks for its end and that of all it holds, without waiting for it.
     ///
     /// # Errors

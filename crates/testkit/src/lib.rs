@@ -4,6 +4,6 @@ mod audit;
 mod control_plane;
 mod kubelet;
 
-pub use audit::{Answer, Asked, Object, User};
-pub use control_plane::{ControlPlane, ControlPlaneError, Namespace};
-pub use kubelet::{Empty, Kubelet, Pace, Runtime, State, address};
+pub use audit::{AuditEvent, AuditObjectRef, AuditResponseStatus, AuditUser};
+pub use control_plane::{ControlPlane, ControlPlaneError, TestNamespace};
+pub use kubelet::{ContainerHealth, FakeKubelet, KubeletTimings, NoopRuntime, PodRuntime, pod_address};

@@ -5,24 +5,24 @@ use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::{Endpoint, Error};
+use crate::{ZmtpEndpoint, ZmtpError};
 
 /// Pause after a failed accept, which is mostly a lack of file descriptors.
-const PAUSE: Duration = Duration::from_millis(100);
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// A listening socket that outlives failed accepts.
 #[derive(Debug)]
-pub(crate) struct Acceptor {
+pub(crate) struct ZmtpAcceptor {
     listener: TcpListener,
 }
 
-impl Acceptor {
-    pub(crate) async fn bind(endpoint: &Endpoint) -> Result<Self, Error> {
+impl ZmtpAcceptor {
+    pub(crate) async fn bind(endpoint: &ZmtpEndpoint) -> Result<Self, ZmtpError> {
         let addresses = endpoint.addresses().await?;
         Ok(Self { listener: TcpListener::bind(&addresses[..]).await? })
     }
 
-    pub(crate) fn local_addr(&self) -> Result<SocketAddr, Error> {
+    pub(crate) fn local_addr(&self) -> Result<SocketAddr, ZmtpError> {
         Ok(self.listener.local_addr()?)
     }
 
@@ -32,7 +32,7 @@ impl Acceptor {
                 Ok(accepted) => return accepted,
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a ZeroMQ peer");
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(RETRY_DELAY).await;
                 }
             }
         }

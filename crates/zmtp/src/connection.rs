@@ -11,149 +11,163 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::codec::{Command, Decoder, GREETING_BYTES, Greeting, Item, Message, Ready, SocketType};
-use crate::options::TcpOptions;
-use crate::{Endpoint, Error, Options};
+use crate::codec::{
+    DecodedItem, GREETING_BYTES, ReadyCommand, ZmtpCommand, ZmtpDecoder, ZmtpGreeting, ZmtpMessage,
+    ZmtpSocketType,
+};
+use crate::options::TcpKeepaliveOptions;
+use crate::{ZmtpEndpoint, ZmtpError, ZmtpOptions};
 
 /// Free space to read into. One such buffer is held by each connection.
 const READ_BYTES: usize = 32 << 10;
 /// Bytes waiting to be sent beyond which neither messages nor answers to heartbeats are added.
-const ROOM_BYTES: usize = 256 << 10;
+const MAX_QUEUED_BYTES: usize = 256 << 10;
 /// What a small message needs with its headers: free space below this is not worth a read.
-const LEAST_READ_BYTES: usize = 1 << 10;
+const MIN_READ_BYTES: usize = 1 << 10;
 
 /// A connection after its handshake. It works while it is polled.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub(crate) struct ZmtpConnection {
     stream: TcpStream,
-    decoder: Decoder,
+    decoder: ZmtpDecoder,
     /// Bytes to send.
     out: BytesMut,
-    greeting: Greeting,
+    greeting: ZmtpGreeting,
 }
 
 /// Something that happened on a connection.
 #[derive(Debug)]
-pub(crate) enum Turn {
-    Message(Message),
+pub(crate) enum ZmtpConnectionEvent {
+    Message(ZmtpMessage),
     /// Add (`true`) or take back a subscription, by a command of ZMTP 3.1.
     Subscription(bool, Bytes),
     /// Everything queued has been given to the kernel.
     Flushed,
 }
 
-enum Step {
-    Item(Item),
+enum ConnectionProgress {
+    Item(DecodedItem),
     Flushed,
 }
 
-impl Connection {
+impl ZmtpConnection {
     /// Resolves, connects and shakes hands.
     pub(crate) async fn dial(
-        endpoint: &Endpoint,
-        ours: SocketType,
-        options: &Options,
-    ) -> Result<Self, Error> {
+        endpoint: &ZmtpEndpoint,
+        ours: ZmtpSocketType,
+        options: &ZmtpOptions,
+    ) -> Result<Self, ZmtpError> {
         let dialed = async {
             let addresses = endpoint.addresses().await?;
-            Self::shake_hands(TcpStream::connect(&addresses[..]).await?, ours, options).await
+            Self::handshake(TcpStream::connect(&addresses[..]).await?, ours, options).await
         };
-        within(options.connect_timeout, dialed).await
+        with_timeout(options.connect_timeout, dialed).await
     }
 
     /// Shakes hands on an accepted connection.
     pub(crate) async fn accepted(
         stream: TcpStream,
-        ours: SocketType,
-        options: &Options,
-    ) -> Result<Self, Error> {
-        within(options.connect_timeout, Self::shake_hands(stream, ours, options)).await
+        ours: ZmtpSocketType,
+        options: &ZmtpOptions,
+    ) -> Result<Self, ZmtpError> {
+        with_timeout(options.connect_timeout, Self::handshake(stream, ours, options)).await
     }
 
-    async fn shake_hands(stream: TcpStream, ours: SocketType, options: &Options) -> Result<Self, Error> {
+    async fn handshake(
+        stream: TcpStream,
+        ours: ZmtpSocketType,
+        options: &ZmtpOptions,
+    ) -> Result<Self, ZmtpError> {
         configure(&stream, &options.tcp)?;
         let mut connection = Self {
             stream,
-            decoder: Decoder::new(options.limits),
+            decoder: ZmtpDecoder::new(options.limits),
             out: BytesMut::with_capacity(2 * GREETING_BYTES),
-            greeting: Greeting { minor: 0 },
+            greeting: ZmtpGreeting { minor: 0 },
         };
-        connection.out.extend_from_slice(&Greeting::encode());
-        let Item::Greeting(greeting) = connection.item().await? else { return Err(Error::Handshake) };
+        connection.out.extend_from_slice(&ZmtpGreeting::encode());
+        let DecodedItem::Greeting(greeting) = connection.next_item().await? else {
+            return Err(ZmtpError::Handshake);
+        };
         connection.greeting = greeting;
-        Command::Ready(Ready { socket_type: ours }).encode(&mut connection.out);
-        match connection.item().await? {
-            Item::Command(Command::Ready(Ready { socket_type: theirs })) if ours.may_talk_to(theirs) => {}
-            Item::Command(Command::Ready(Ready { socket_type: theirs })) => {
-                Command::Error("Invalid socket type".to_owned()).encode(&mut connection.out);
+        ZmtpCommand::Ready(ReadyCommand { socket_type: ours }).encode(&mut connection.out);
+        match connection.next_item().await? {
+            DecodedItem::Command(ZmtpCommand::Ready(ReadyCommand { socket_type: theirs }))
+                if ours.is_compatible_with(theirs) => {}
+            DecodedItem::Command(ZmtpCommand::Ready(ReadyCommand { socket_type: theirs })) => {
+                ZmtpCommand::Error("Invalid socket type".to_owned()).encode(&mut connection.out);
                 connection.flush().await?;
-                return Err(Error::SocketType { ours, theirs });
+                return Err(ZmtpError::SocketType { ours, theirs });
             }
-            Item::Command(Command::Error(reason)) => return Err(Error::Refused(reason)),
-            _ => return Err(Error::Handshake),
+            DecodedItem::Command(ZmtpCommand::Error(reason)) => return Err(ZmtpError::Refused(reason)),
+            _ => return Err(ZmtpError::Handshake),
         }
         connection.flush().await?;
         Ok(connection)
     }
 
-    pub(crate) fn peer_addr(&self) -> Result<SocketAddr, Error> {
+    pub(crate) fn peer_addr(&self) -> Result<SocketAddr, ZmtpError> {
         Ok(self.stream.peer_addr()?)
     }
 
     /// Queues a subscription to messages that begin so.
     pub(crate) fn subscribe(&mut self, topic: &Bytes) {
         if self.greeting.subscribes_by_command() {
-            Command::Subscribe(topic.clone()).encode(&mut self.out);
+            ZmtpCommand::Subscribe(topic.clone()).encode(&mut self.out);
         } else {
-            Message::from([[&[1], &topic[..]].concat().into()]).encode(&mut self.out);
+            ZmtpMessage::from([[&[1], &topic[..]].concat().into()]).encode(&mut self.out);
         }
     }
 
-    /// Queues a message of an envelope and a body, whatever waits already: see [`has_room`](Self::has_room).
-    pub(crate) fn queue(&mut self, envelope: &[Bytes], body: &Message) {
+    /// Queues a message of an envelope and a body, whatever waits already: see [`can_queue`](Self::has_room).
+    pub(crate) fn queue(&mut self, envelope: &[Bytes], body: &ZmtpMessage) {
         body.encode_after(envelope, &mut self.out);
     }
 
     /// Whether the peer takes what is sent fast enough to queue more.
-    pub(crate) fn has_room(&self) -> bool {
-        self.out.len() < ROOM_BYTES
+    pub(crate) fn can_queue(&self) -> bool {
+        self.out.len() < MAX_QUEUED_BYTES
     }
 
     /// Gives all that is queued to the kernel. Cancel-safe.
-    pub(crate) async fn flush(&mut self) -> Result<(), Error> {
+    pub(crate) async fn flush(&mut self) -> Result<(), ZmtpError> {
         Ok(poll_fn(|cx| self.poll_flush(cx)).await?)
     }
 
     /// What happens next; meanwhile sends what is queued and answers heartbeats. Cancel-safe.
-    pub(crate) async fn turn(&mut self) -> Result<Turn, Error> {
+    pub(crate) async fn next_event(&mut self) -> Result<ZmtpConnectionEvent, ZmtpError> {
         loop {
-            match poll_fn(|cx| self.poll_step(cx)).await? {
-                Step::Flushed => return Ok(Turn::Flushed),
-                Step::Item(Item::Message(message)) => return Ok(Turn::Message(message)),
-                Step::Item(Item::Command(command)) => match command {
-                    Command::Ping { context, .. } => Command::Pong(context).encode(&mut self.out),
-                    Command::Subscribe(topic) => return Ok(Turn::Subscription(true, topic)),
-                    Command::Cancel(topic) => return Ok(Turn::Subscription(false, topic)),
-                    Command::Error(reason) => return Err(Error::Refused(reason)),
-                    Command::Ready(_) | Command::Pong(_) | Command::Unknown => {}
+            match poll_fn(|cx| self.poll_progress(cx)).await? {
+                ConnectionProgress::Flushed => return Ok(ZmtpConnectionEvent::Flushed),
+                ConnectionProgress::Item(DecodedItem::Message(message)) => {
+                    return Ok(ZmtpConnectionEvent::Message(message));
+                }
+                ConnectionProgress::Item(DecodedItem::Command(command)) => match command {
+                    ZmtpCommand::Ping { context, .. } => ZmtpCommand::Pong(context).encode(&mut self.out),
+                    ZmtpCommand::Subscribe(topic) => {
+                        return Ok(ZmtpConnectionEvent::Subscription(true, topic));
+                    }
+                    ZmtpCommand::Cancel(topic) => return Ok(ZmtpConnectionEvent::Subscription(false, topic)),
+                    ZmtpCommand::Error(reason) => return Err(ZmtpError::Refused(reason)),
+                    ZmtpCommand::Ready(_) | ZmtpCommand::Pong(_) | ZmtpCommand::Unknown => {}
                 },
-                Step::Item(Item::Greeting(_)) => return Err(Error::Handshake),
+                ConnectionProgress::Item(DecodedItem::Greeting(_)) => return Err(ZmtpError::Handshake),
             }
         }
     }
 
     /// The next message; anything else is dealt with or ignored. Cancel-safe.
-    pub(crate) async fn message(&mut self) -> Result<Message, Error> {
+    pub(crate) async fn next_message(&mut self) -> Result<ZmtpMessage, ZmtpError> {
         loop {
-            if let Turn::Message(message) = self.turn().await? {
+            if let ZmtpConnectionEvent::Message(message) = self.next_event().await? {
                 return Ok(message);
             }
         }
     }
 
-    async fn item(&mut self) -> Result<Item, Error> {
+    async fn next_item(&mut self) -> Result<DecodedItem, ZmtpError> {
         loop {
-            if let Step::Item(item) = poll_fn(|cx| self.poll_step(cx)).await? {
+            if let ConnectionProgress::Item(item) = poll_fn(|cx| self.poll_progress(cx)).await? {
                 return Ok(item);
             }
         }
@@ -161,10 +175,10 @@ impl Connection {
 
     /// Reads first: a peer that is always ready to receive must be heard too. A peer that sends without receiving is not read any
     /// further once its answers fill the queue.
-    fn poll_step(&mut self, cx: &mut Context<'_>) -> Poll<Result<Step, Error>> {
-        while self.has_room() {
+    fn poll_progress(&mut self, cx: &mut Context<'_>) -> Poll<Result<ConnectionProgress, ZmtpError>> {
+        while self.can_queue() {
             if let Some(item) = self.decoder.decode()? {
-                return Poll::Ready(Ok(Step::Item(item)));
+                return Poll::Ready(Ok(ConnectionProgress::Item(item)));
             }
             match self.poll_fill(cx)? {
                 Poll::Ready(()) => {}
@@ -175,18 +189,18 @@ impl Connection {
             return Poll::Pending;
         }
         ready!(self.poll_flush(cx))?;
-        Poll::Ready(Ok(Step::Flushed))
+        Poll::Ready(Ok(ConnectionProgress::Flushed))
     }
 
-    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ZmtpError>> {
         loop {
             ready!(self.stream.poll_read_ready(cx))?;
             let buffer = self.decoder.buffer();
-            if buffer.capacity() - buffer.len() < LEAST_READ_BYTES {
+            if buffer.capacity() - buffer.len() < MIN_READ_BYTES {
                 buffer.reserve(READ_BYTES);
             }
             match self.stream.try_read_buf(buffer) {
-                Ok(0) => return Poll::Ready(Err(Error::Closed)),
+                Ok(0) => return Poll::Ready(Err(ZmtpError::Closed)),
                 Ok(_) => return Poll::Ready(Ok(())),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Poll::Ready(Err(error.into())),
@@ -207,14 +221,14 @@ impl Connection {
     }
 }
 
-async fn within(
+async fn with_timeout(
     limit: Duration,
-    dialed: impl Future<Output = Result<Connection, Error>>,
-) -> Result<Connection, Error> {
-    timeout(limit, dialed).await.unwrap_or(Err(Error::Timeout(limit)))
+    dialed: impl Future<Output = Result<ZmtpConnection, ZmtpError>>,
+) -> Result<ZmtpConnection, ZmtpError> {
+    timeout(limit, dialed).await.unwrap_or(Err(ZmtpError::Timeout(limit)))
 }
 
-fn configure(stream: &TcpStream, options: &TcpOptions) -> io::Result<()> {
+fn configure(stream: &TcpStream, options: &TcpKeepaliveOptions) -> io::Result<()> {
     let socket = SockRef::from(stream);
     let keepalive = TcpKeepalive::new()
         .with_time(options.keepalive_idle)

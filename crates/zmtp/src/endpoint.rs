@@ -9,7 +9,7 @@ use std::str::FromStr;
 ///
 /// `tcp://*:5557` binds all interfaces, `tcp://*:*` lets the kernel choose the port too. IPv6 addresses stand in brackets.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Endpoint {
+pub struct ZmtpEndpoint {
     /// `None` is `*`.
     host: Option<String>,
     /// 0 is `*`.
@@ -19,9 +19,9 @@ pub struct Endpoint {
 /// A text is no endpoint that this crate knows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not of the form tcp://HOST:PORT")]
-pub struct EndpointError(String);
+pub struct ZmtpEndpointError(String);
 
-impl Endpoint {
+impl ZmtpEndpoint {
     /// The host as written, without brackets; `None` is `*`.
     pub fn host(&self) -> Option<&str> {
         self.host.as_deref()
@@ -43,10 +43,10 @@ impl Endpoint {
     }
 }
 
-impl FromStr for Endpoint {
-    type Err = EndpointError;
+impl FromStr for ZmtpEndpoint {
+    type Err = ZmtpEndpointError;
 
-    fn from_str(text: &str) -> Result<Self, EndpointError> {
+    fn from_str(text: &str) -> Result<Self, ZmtpEndpointError> {
         let parsed = || {
             let (host, port) = text.strip_prefix("tcp://")?.rsplit_once(':')?;
             let port = if port == "*" { 0 } else { port.parse().ok()? };
@@ -59,17 +59,17 @@ impl FromStr for Endpoint {
             };
             Some(Self { host, port })
         };
-        parsed().ok_or_else(|| EndpointError(text.to_owned()))
+        parsed().ok_or_else(|| ZmtpEndpointError(text.to_owned()))
     }
 }
 
-impl From<SocketAddr> for Endpoint {
+impl From<SocketAddr> for ZmtpEndpoint {
     fn from(address: SocketAddr) -> Self {
         Self { host: Some(address.ip().to_string()), port: address.port() }
     }
 }
 
-impl fmt::Display for Endpoint {
+impl fmt::Display for ZmtpEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.host {
             Some(host) if host.contains(':') => write!(f, "tcp://[{host}]:{}", self.port),
@@ -88,12 +88,12 @@ mod tests {
         for text in
             ["tcp://10.0.0.7:5557", "tcp://engine-0.pool:5557", "tcp://[fd00::7]:5557", "tcp://*:5557"]
         {
-            assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<ZmtpEndpoint>().unwrap().to_string(), text);
         }
-        let any: Endpoint = "tcp://*:*".parse().unwrap();
+        let any: ZmtpEndpoint = "tcp://*:*".parse().unwrap();
         assert_eq!((any.host(), any.port()), (None, 0));
         let address: SocketAddr = "[::1]:7".parse().unwrap();
-        assert_eq!(Endpoint::from(address).to_string(), "tcp://[::1]:7");
+        assert_eq!(ZmtpEndpoint::from(address).to_string(), "tcp://[::1]:7");
     }
 
     #[test]
@@ -101,7 +101,7 @@ mod tests {
         for text in
             ["", "tcp://", "tcp://host", "tcp://host:70000", "tcp://:1", "ipc:///tmp/x", "tcp://fd00::7:1"]
         {
-            assert_eq!(text.parse::<Endpoint>(), Err(EndpointError(text.to_owned())));
+            assert_eq!(text.parse::<ZmtpEndpoint>(), Err(ZmtpEndpointError(text.to_owned())));
         }
     }
 }

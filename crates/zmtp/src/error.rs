@@ -3,17 +3,17 @@
 use std::io;
 use std::time::Duration;
 
-use crate::codec::{ProtocolError, SocketType};
+use crate::codec::{ZmtpProtocolError, ZmtpSocketType};
 
 /// Why a connection could not be had, or has ended.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ZmtpError {
     /// What the kernel said; a name that cannot be resolved is among this.
     #[error("{0}")]
     Io(#[from] io::Error),
     /// The peer's bytes are not what ZMTP or our limits allow.
     #[error("{0}")]
-    Protocol(#[from] ProtocolError),
+    Protocol(#[from] ZmtpProtocolError),
     /// The peer refused us, in its own words.
     #[error("the peer refused the connection: {0}")]
     Refused(String),
@@ -21,9 +21,9 @@ pub enum Error {
     #[error("the peer is a {theirs} socket, to which a {ours} socket cannot talk", theirs = .theirs.name(), ours = .ours.name())]
     SocketType {
         /// Our kind.
-        ours: SocketType,
+        ours: ZmtpSocketType,
         /// The peer's kind.
-        theirs: SocketType,
+        theirs: ZmtpSocketType,
     },
     /// The peer sent something before its part of the handshake was done.
     #[error("the peer broke the order of the handshake")]

@@ -5,10 +5,10 @@
 //!
 //! | type | ZeroMQ's name | role |
 //! |---|---|---|
-//! | [`Subscriber`] | SUB, connecting or bound | receives events, and is told when a peer comes and goes |
-//! | [`Publisher`] | PUB, bound | sends events; a slow subscriber loses messages, which are counted |
-//! | [`Replies`] | DEALER, connecting | asks for a replay |
-//! | [`Responder`] | ROUTER, bound | answers such requests |
+//! | [`ZmtpSubscriber`] | SUB, connecting or bound | receives events, and is told when a peer comes and goes |
+//! | [`ZmtpPublisher`] | PUB, bound | sends events; a slow subscriber loses messages, which are counted |
+//! | [`ZmtpReplies`] | DEALER, connecting | asks for a replay |
+//! | [`ZmtpResponder`] | ROUTER, bound | answers such requests |
 //!
 //! Nothing here starts a task: each socket works while its caller polls it, and dropping it closes its connections.
 //! There is neither encryption nor authentication, as in the NULL mechanism: use it inside a trusted network.
@@ -28,11 +28,11 @@ mod request;
 mod responder;
 mod subscriber;
 
-pub use codec::Message;
-pub use endpoint::{Endpoint, EndpointError};
-pub use error::Error;
-pub use options::{Options, Retry, TcpOptions};
-pub use publisher::{Publisher, PublisherServer, PublisherStats};
-pub use request::{Replies, request};
-pub use responder::Responder;
-pub use subscriber::{Event, Peer, Subscriber};
+pub use codec::ZmtpMessage;
+pub use endpoint::{ZmtpEndpoint, ZmtpEndpointError};
+pub use error::ZmtpError;
+pub use options::{ReconnectPolicy, TcpKeepaliveOptions, ZmtpOptions};
+pub use publisher::{ZmtpPublisher, ZmtpPublisherServer, ZmtpPublisherStats};
+pub use request::{ZmtpReplies, request};
+pub use responder::ZmtpResponder;
+pub use subscriber::{PublisherPeer, SubscriberEvent, ZmtpSubscriber};

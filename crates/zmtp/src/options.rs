@@ -2,33 +2,33 @@
 
 use std::time::Duration;
 
-use crate::codec::Limits;
+use crate::codec::ZmtpLimits;
 
 /// Settings of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Options {
+pub struct ZmtpOptions {
     /// What a peer may send at most.
-    pub limits: Limits,
+    pub limits: ZmtpLimits,
     /// Time for resolving, connecting and the handshake together.
     pub connect_timeout: Duration,
     /// When to connect again.
-    pub retry: Retry,
+    pub retry: ReconnectPolicy,
     /// How the kernel finds out that a peer has vanished.
-    pub tcp: TcpOptions,
+    pub tcp: TcpKeepaliveOptions,
     /// Connections that a bound socket holds at once. Beyond that, new ones wait in the kernel's backlog.
-    pub peers: usize,
-    /// Messages that a [`Publisher`](crate::Publisher) keeps for subscribers that are slower than it; the oldest is lost first.
+    pub max_peers: usize,
+    /// Messages that a [`ZmtpPublisher`](crate::Publisher) keeps for subscribers that are slower than it; the oldest is lost first.
     pub publish_queue: usize,
 }
 
-impl Default for Options {
+impl Default for ZmtpOptions {
     fn default() -> Self {
         Self {
-            limits: Limits::default(),
+            limits: ZmtpLimits::default(),
             connect_timeout: Duration::from_secs(5),
-            retry: Retry::default(),
-            tcp: TcpOptions::default(),
-            peers: 1024,
+            retry: ReconnectPolicy::default(),
+            tcp: TcpKeepaliveOptions::default(),
+            max_peers: 1024,
             publish_queue: 8192,
         }
     }
@@ -37,16 +37,16 @@ impl Default for Options {
 /// When to connect again. The first attempt after a lost connection comes at once; then pauses double. Each pause is shortened by a
 /// random part of up to a half, so that many subscribers of one restarted engine do not come in step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Retry {
+pub struct ReconnectPolicy {
     /// The first pause.
-    pub first: Duration,
+    pub initial: Duration,
     /// The longest pause. A connection that ends sooner than this counts as failed.
-    pub longest: Duration,
+    pub max: Duration,
 }
 
-impl Default for Retry {
+impl Default for ReconnectPolicy {
     fn default() -> Self {
-        Self { first: Duration::from_millis(50), longest: Duration::from_secs(1) }
+        Self { initial: Duration::from_millis(50), max: Duration::from_secs(1) }
     }
 }
 
@@ -54,7 +54,7 @@ impl Default for Retry {
 ///
 /// With the defaults, an idle connection ends some 11 s after its peer has vanished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TcpOptions {
+pub struct TcpKeepaliveOptions {
     /// Idle time before the first keepalive probe.
     pub keepalive_idle: Duration,
     /// Pause between probes.
@@ -65,7 +65,7 @@ pub struct TcpOptions {
     pub user_timeout: Duration,
 }
 
-impl Default for TcpOptions {
+impl Default for TcpKeepaliveOptions {
     fn default() -> Self {
         Self {
             keepalive_idle: Duration::from_secs(5),

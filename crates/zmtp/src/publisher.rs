@@ -13,24 +13,24 @@ use tokio::net::TcpStream;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
-use crate::accept::Acceptor;
-use crate::codec::{Message, SocketType};
-use crate::connection::{Connection, Turn};
-use crate::{Endpoint, Error, Options};
+use crate::accept::ZmtpAcceptor;
+use crate::codec::{ZmtpMessage, ZmtpSocketType};
+use crate::connection::{ZmtpConnection, ZmtpConnectionEvent};
+use crate::{ZmtpEndpoint, ZmtpError, ZmtpOptions};
 
 /// Subscriptions that one subscriber may have at once.
-const SUBSCRIPTIONS: usize = 1024;
+const MAX_SUBSCRIPTIONS: usize = 1024;
 
 /// Publishes messages to everyone who has subscribed. Clones publish on the same socket.
 #[derive(Debug, Clone)]
-pub struct Publisher {
-    feed: broadcast::Sender<Arc<Message>>,
-    counts: Arc<Counts>,
+pub struct ZmtpPublisher {
+    channel: broadcast::Sender<Arc<ZmtpMessage>>,
+    counts: Arc<PublisherCounters>,
 }
 
-/// What a [`Publisher`] has done.
+/// What a [`ZmtpPublisher`] has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct PublisherStats {
+pub struct ZmtpPublisherStats {
     /// Peers that are connected now.
     pub subscribers: usize,
     /// Subscriptions of these peers.
@@ -38,60 +38,63 @@ pub struct PublisherStats {
     /// Messages on their way to a subscriber, counted for each subscriber.
     pub sent: u64,
     /// Messages that a subscriber was too slow for, counted for each subscriber. Those that were published while the
-    /// [`PublisherServer`] was not polled for long count for every subscriber, whatever it has subscribed to.
-    pub lost: u64,
+    /// [`ZmtpPublisherServer`] was not polled for long count for every subscriber, whatever it has subscribed to.
+    pub dropped: u64,
 }
 
 #[derive(Debug, Default)]
-struct Counts {
+struct PublisherCounters {
     subscribers: AtomicUsize,
     subscriptions: AtomicUsize,
     sent: AtomicU64,
-    lost: AtomicU64,
+    dropped: AtomicU64,
 }
 
-impl Publisher {
-    /// Opens the socket. It works while the [`PublisherServer`] runs.
+impl ZmtpPublisher {
+    /// Opens the socket. It works while the [`ZmtpPublisherServer`] runs.
     ///
     /// # Errors
     /// If the endpoint cannot be bound.
-    pub async fn bind(endpoint: &Endpoint, options: Options) -> Result<(Self, PublisherServer), Error> {
-        let acceptor = Acceptor::bind(endpoint).await?;
+    pub async fn bind(
+        endpoint: &ZmtpEndpoint,
+        options: ZmtpOptions,
+    ) -> Result<(Self, ZmtpPublisherServer), ZmtpError> {
+        let acceptor = ZmtpAcceptor::bind(endpoint).await?;
         let local_addr = acceptor.local_addr()?;
         let feed = broadcast::Sender::new(options.publish_queue.max(1));
-        let publisher = Self { feed, counts: Arc::default() };
-        let server = PublisherServer { acceptor, local_addr, publisher: publisher.clone(), options };
+        let publisher = Self { channel: feed, counts: Arc::default() };
+        let server = ZmtpPublisherServer { acceptor, local_addr, publisher: publisher.clone(), options };
         Ok((publisher, server))
     }
 
     /// Sends a message to those who have subscribed to a prefix of its first part. Never waits: a subscriber that is slower than
-    /// [`Options::publish_queue`] allows loses the oldest messages, which [`stats`](Self::stats) counts.
-    pub fn publish(&self, message: Message) {
+    /// [`ZmtpOptions::publish_queue`] allows loses the oldest messages, which [`stats`](Self::stats) counts.
+    pub fn publish(&self, message: ZmtpMessage) {
         // An error says that nobody listens, which is fine for a publisher.
-        let _ = self.feed.send(Arc::new(message));
+        let _ = self.channel.send(Arc::new(message));
     }
 
     /// What has been done so far.
-    pub fn stats(&self) -> PublisherStats {
-        PublisherStats {
+    pub fn stats(&self) -> ZmtpPublisherStats {
+        ZmtpPublisherStats {
             subscribers: self.counts.subscribers.load(Ordering::Relaxed),
             subscriptions: self.counts.subscriptions.load(Ordering::Relaxed),
             sent: self.counts.sent.load(Ordering::Relaxed),
-            lost: self.counts.lost.load(Ordering::Relaxed),
+            dropped: self.counts.dropped.load(Ordering::Relaxed),
         }
     }
 }
 
-/// The part of a [`Publisher`] that does the work.
+/// The part of a [`ZmtpPublisher`] that does the work.
 #[derive(Debug)]
-pub struct PublisherServer {
-    acceptor: Acceptor,
+pub struct ZmtpPublisherServer {
+    acceptor: ZmtpAcceptor,
     local_addr: SocketAddr,
-    publisher: Publisher,
-    options: Options,
+    publisher: ZmtpPublisher,
+    options: ZmtpOptions,
 }
 
-impl PublisherServer {
+impl ZmtpPublisherServer {
     /// The address that the socket listens on.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
@@ -102,7 +105,7 @@ impl PublisherServer {
         let mut subscribers = FuturesUnordered::new();
         loop {
             tokio::select! {
-                (stream, address) = self.acceptor.accept(), if subscribers.len() < self.options.peers => {
+                (stream, address) = self.acceptor.accept(), if subscribers.len() < self.options.max_peers => {
                     let serving = serve(stream, self.publisher.clone(), self.options);
                     subscribers.push(async move { (address, serving.await) });
                 }
@@ -115,13 +118,17 @@ impl PublisherServer {
 }
 
 /// Ends with an error only: the peer's going is one.
-async fn serve(stream: TcpStream, publisher: Publisher, options: Options) -> Result<Infallible, Error> {
-    let mut connection = Connection::accepted(stream, SocketType::Pub, &options).await?;
-    let mut feed = publisher.feed.subscribe();
-    let mut subscriber = Subscriptions::new(&publisher.counts);
-    let mut waiting = VecDeque::<Arc<Message>>::new();
+async fn serve(
+    stream: TcpStream,
+    publisher: ZmtpPublisher,
+    options: ZmtpOptions,
+) -> Result<Infallible, ZmtpError> {
+    let mut connection = ZmtpConnection::accepted(stream, ZmtpSocketType::Pub, &options).await?;
+    let mut feed = publisher.channel.subscribe();
+    let mut subscriber = SubscriberTopics::new(&publisher.counts);
+    let mut waiting = VecDeque::<Arc<ZmtpMessage>>::new();
     loop {
-        while connection.has_room()
+        while connection.can_queue()
             && let Some(message) = waiting.pop_front()
         {
             connection.queue(&[], &message);
@@ -131,57 +138,57 @@ async fn serve(stream: TcpStream, publisher: Publisher, options: Options) -> Res
             // Messages first: what is queued together is sent together.
             biased;
             received = feed.recv() => match received {
-                Ok(message) if subscriber.want(&message) => {
+                Ok(message) if subscriber.matches(&message) => {
                     if waiting.len() >= options.publish_queue {
                         waiting.pop_front();
-                        publisher.counts.lost.fetch_add(1, Ordering::Relaxed);
+                        publisher.counts.dropped.fetch_add(1, Ordering::Relaxed);
                     }
                     waiting.push_back(message);
                 }
                 Ok(_) => {}
                 Err(RecvError::Lagged(lost)) => {
-                    publisher.counts.lost.fetch_add(lost, Ordering::Relaxed);
+                    publisher.counts.dropped.fetch_add(lost, Ordering::Relaxed);
                 }
-                Err(RecvError::Closed) => return Err(Error::Closed),
+                Err(RecvError::Closed) => return Err(ZmtpError::Closed),
             },
-            turn = connection.turn() => match turn? {
-                Turn::Message(message) => subscriber.message(&message)?,
-                Turn::Subscription(add, topic) => subscriber.change(add, &topic)?,
-                Turn::Flushed => {}
+            turn = connection.next_event() => match turn? {
+                ZmtpConnectionEvent::Message(message) => subscriber.apply_message(&message)?,
+                ZmtpConnectionEvent::Subscription(add, topic) => subscriber.apply_subscription(add, &topic)?,
+                ZmtpConnectionEvent::Flushed => {}
             },
         }
     }
 }
 
 /// What one subscriber wants; counted while it is there.
-struct Subscriptions<'a> {
+struct SubscriberTopics<'a> {
     topics: Vec<Bytes>,
-    counts: &'a Counts,
+    counts: &'a PublisherCounters,
 }
 
-impl<'a> Subscriptions<'a> {
-    fn new(counts: &'a Counts) -> Self {
+impl<'a> SubscriberTopics<'a> {
+    fn new(counts: &'a PublisherCounters) -> Self {
         counts.subscribers.fetch_add(1, Ordering::Relaxed);
         Self { topics: Vec::new(), counts }
     }
 
-    fn want(&self, message: &Message) -> bool {
+    fn matches(&self, message: &ZmtpMessage) -> bool {
         let first = message.parts().first();
         first.is_some_and(|first| self.topics.iter().any(|topic| first.starts_with(topic)))
     }
 
     /// A subscription as ZMTP 3.0 sends it: a message of 1 or 0 and the topic. Other messages are nothing that a PUB socket reads.
-    fn message(&mut self, message: &Message) -> Result<(), Error> {
+    fn apply_message(&mut self, message: &ZmtpMessage) -> Result<(), ZmtpError> {
         match message.parts().first().and_then(|part| part.split_first()) {
-            Some((&flag @ (0 | 1), topic)) => self.change(flag == 1, topic),
+            Some((&flag @ (0 | 1), topic)) => self.apply_subscription(flag == 1, topic),
             _ => Ok(()),
         }
     }
 
-    fn change(&mut self, add: bool, topic: &[u8]) -> Result<(), Error> {
+    fn apply_subscription(&mut self, add: bool, topic: &[u8]) -> Result<(), ZmtpError> {
         if add {
-            if self.topics.len() >= SUBSCRIPTIONS {
-                return Err(Error::Subscriptions(SUBSCRIPTIONS));
+            if self.topics.len() >= MAX_SUBSCRIPTIONS {
+                return Err(ZmtpError::Subscriptions(MAX_SUBSCRIPTIONS));
             }
             // A copy, because a slice would keep the read buffer.
             self.topics.push(Bytes::copy_from_slice(topic));
@@ -194,7 +201,7 @@ impl<'a> Subscriptions<'a> {
     }
 }
 
-impl Drop for Subscriptions<'_> {
+impl Drop for SubscriberTopics<'_> {
     fn drop(&mut self) {
         self.counts.subscribers.fetch_sub(1, Ordering::Relaxed);
         self.counts.subscriptions.fetch_sub(self.topics.len(), Ordering::Relaxed);

@@ -2,48 +2,52 @@
 
 use bytes::Bytes;
 
-use crate::codec::{Message, SocketType};
-use crate::connection::Connection;
-use crate::{Endpoint, Error, Options};
+use crate::codec::{ZmtpMessage, ZmtpSocketType};
+use crate::connection::ZmtpConnection;
+use crate::{ZmtpEndpoint, ZmtpError, ZmtpOptions};
 
 /// Asks a ROUTER or REP socket. The request travels behind an empty part, as a REQ socket sends it.
 ///
 /// Each request has a connection of its own, so that answers to an abandoned one cannot be taken for another's.
 ///
 /// # Errors
-/// If there is no connection within [`Options::connect_timeout`].
-pub async fn request(endpoint: &Endpoint, body: Message, options: &Options) -> Result<Replies, Error> {
-    let mut connection = Connection::dial(endpoint, SocketType::Dealer, options).await?;
+/// If there is no connection within [`ZmtpOptions::connect_timeout`].
+pub async fn request(
+    endpoint: &ZmtpEndpoint,
+    body: ZmtpMessage,
+    options: &ZmtpOptions,
+) -> Result<ZmtpReplies, ZmtpError> {
+    let mut connection = ZmtpConnection::dial(endpoint, ZmtpSocketType::Dealer, options).await?;
     connection.queue(&[Bytes::new()], &body);
     connection.flush().await?;
-    Ok(Replies { connection })
+    Ok(ZmtpReplies { connection })
 }
 
 /// Answers to one [`request`]. Dropping this closes the connection.
 ///
 /// ZMTP has no end of an answer: which one is the last is for the protocol above to know.
 #[derive(Debug)]
-pub struct Replies {
-    connection: Connection,
+pub struct ZmtpReplies {
+    connection: ZmtpConnection,
 }
 
-impl Replies {
+impl ZmtpReplies {
     /// The next answer, without the parts up to the first empty one. Waits for it without a limit. Cancel-safe.
     ///
     /// # Errors
-    /// [`Error::Closed`] if the peer has gone, or what else broke the connection.
-    pub async fn recv(&mut self) -> Result<Message, Error> {
-        let (_, body) = split_envelope(self.connection.message().await?);
+    /// [`ZmtpError::Closed`] if the peer has gone, or what else broke the connection.
+    pub async fn recv(&mut self) -> Result<ZmtpMessage, ZmtpError> {
+        let (_, body) = split_envelope(self.connection.next_message().await?);
         Ok(body)
     }
 }
 
 /// Divides a message behind its first empty part. Without one, all of it is the body.
-pub(crate) fn split_envelope(message: Message) -> (Vec<Bytes>, Message) {
+pub(crate) fn split_envelope(message: ZmtpMessage) -> (Vec<Bytes>, ZmtpMessage) {
     let mut parts = message.into_parts();
     let envelope = parts.iter().position(Bytes::is_empty).map_or(0, |delimiter| delimiter + 1);
     let body = parts.split_off(envelope);
-    (parts, Message::new(body))
+    (parts, ZmtpMessage::new(body))
 }
 
 #[cfg(test)]
@@ -54,7 +58,7 @@ mod tests {
     fn the_first_empty_part_ends_the_envelope() {
         let split = |parts: &[&'static str]| {
             let parts = parts.iter().map(|part| Bytes::from(*part)).collect();
-            let (envelope, body) = split_envelope(Message::new(parts));
+            let (envelope, body) = split_envelope(ZmtpMessage::new(parts));
             (envelope.len(), body.parts().len())
         };
         assert_eq!(split(&["", "a", "", "b"]), (1, 3));

@@ -7,27 +7,27 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{Stream, StreamExt};
 use tokio::net::TcpStream;
 
-use crate::accept::Acceptor;
-use crate::codec::{Message, SocketType};
-use crate::connection::Connection;
+use crate::accept::ZmtpAcceptor;
+use crate::codec::{ZmtpMessage, ZmtpSocketType};
+use crate::connection::ZmtpConnection;
 use crate::request::split_envelope;
-use crate::{Endpoint, Error, Options};
+use crate::{ZmtpEndpoint, ZmtpError, ZmtpOptions};
 
 /// Answers requests of REQ and DEALER sockets.
 #[derive(Debug)]
-pub struct Responder {
-    acceptor: Acceptor,
+pub struct ZmtpResponder {
+    acceptor: ZmtpAcceptor,
     local_addr: SocketAddr,
-    options: Options,
+    options: ZmtpOptions,
 }
 
-impl Responder {
-    /// Opens the socket. Requests wait until [`serve`](Self::serve) runs.
+impl ZmtpResponder {
+    /// Opens the socket. Requests wait until [`run`](Self::serve) runs.
     ///
     /// # Errors
     /// If the endpoint cannot be bound.
-    pub async fn bind(endpoint: &Endpoint, options: Options) -> Result<Self, Error> {
-        let acceptor = Acceptor::bind(endpoint).await?;
+    pub async fn bind(endpoint: &ZmtpEndpoint, options: ZmtpOptions) -> Result<Self, ZmtpError> {
+        let acceptor = ZmtpAcceptor::bind(endpoint).await?;
         let local_addr = acceptor.local_addr()?;
         Ok(Self { acceptor, local_addr, options })
     }
@@ -39,15 +39,15 @@ impl Responder {
 
     /// Serves until it is dropped. `answer` gets a request without its envelope; what the stream gives is sent behind that envelope,
     /// as fast as the peer takes it. The requests of one peer are answered one after the other, those of several at once.
-    pub async fn serve<A, S>(self, answer: A)
+    pub async fn run<A, S>(self, answer: A)
     where
-        A: Fn(Message) -> S,
-        S: Stream<Item = Message>,
+        A: Fn(ZmtpMessage) -> S,
+        S: Stream<Item = ZmtpMessage>,
     {
         let mut peers = FuturesUnordered::new();
         loop {
             tokio::select! {
-                (stream, address) = self.acceptor.accept(), if peers.len() < self.options.peers => {
+                (stream, address) = self.acceptor.accept(), if peers.len() < self.options.max_peers => {
                     let serving = serve_peer(stream, &answer, &self.options);
                     peers.push(async move { (address, serving.await) });
                 }
@@ -62,19 +62,19 @@ impl Responder {
 /// Ends with an error only: the peer's going is one.
 async fn serve_peer<S>(
     stream: TcpStream,
-    answer: &impl Fn(Message) -> S,
-    options: &Options,
-) -> Result<Infallible, Error>
+    answer: &impl Fn(ZmtpMessage) -> S,
+    options: &ZmtpOptions,
+) -> Result<Infallible, ZmtpError>
 where
-    S: Stream<Item = Message>,
+    S: Stream<Item = ZmtpMessage>,
 {
-    let mut connection = Connection::accepted(stream, SocketType::Router, options).await?;
+    let mut connection = ZmtpConnection::accepted(stream, ZmtpSocketType::Router, options).await?;
     loop {
-        let (envelope, request) = split_envelope(connection.message().await?);
+        let (envelope, request) = split_envelope(connection.next_message().await?);
         let mut replies = std::pin::pin!(answer(request));
         while let Some(reply) = replies.next().await {
             connection.queue(&envelope, &reply);
-            if !connection.has_room() {
+            if !connection.can_queue() {
                 connection.flush().await?;
             }
         }

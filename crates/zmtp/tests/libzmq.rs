@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream;
-use moongate_zmtp::{Endpoint, Event, Message, Options, Publisher, Responder, Subscriber, request};
+use moongate_zmtp::{
+    SubscriberEvent, ZmtpEndpoint, ZmtpMessage, ZmtpOptions, ZmtpPublisher, ZmtpResponder, ZmtpSubscriber,
+    request,
+};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
@@ -34,12 +37,12 @@ async fn python() -> PathBuf {
 }
 
 /// A process with a libzmq socket. Killed when dropped.
-struct Peer {
+struct LibzmqProcess {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
 }
 
-impl Peer {
+impl LibzmqProcess {
     async fn start(role: &str, endpoint: &str) -> Self {
         let mut command = Command::new(python().await);
         command.arg(folder().join("peer.py")).args([role, endpoint]);
@@ -58,18 +61,18 @@ impl Peer {
     }
 }
 
-async fn next(subscriber: &mut Subscriber) -> Event {
+async fn next(subscriber: &mut ZmtpSubscriber) -> SubscriberEvent {
     tokio::time::timeout(LIMIT, subscriber.recv()).await.expect("an event in time")
 }
 
-fn number(message: &Message) -> u64 {
+fn number(message: &ZmtpMessage) -> u64 {
     u64::from_be_bytes(message.parts()[1][..].try_into().unwrap())
 }
 
 /// The next message, which must be one of `peer.py`'s.
-async fn message(subscriber: &mut Subscriber) -> u64 {
+async fn message(subscriber: &mut ZmtpSubscriber) -> u64 {
     let event = next(subscriber).await;
-    let Event::Message(_, message) = event else { panic!("{event:?}") };
+    let SubscriberEvent::Message(_, message) = event else { panic!("{event:?}") };
     let [topic, _, empty, body] = message.parts() else { panic!("{message:?}") };
     let n = number(&message);
     assert_eq!((&topic[..], empty.len()), (&b"topic"[..], 0));
@@ -79,18 +82,18 @@ async fn message(subscriber: &mut Subscriber) -> u64 {
 }
 
 /// Receives some messages, which must be in order and without a gap.
-async fn in_order(subscriber: &mut Subscriber) {
+async fn in_order(subscriber: &mut ZmtpSubscriber) {
     let first = message(subscriber).await;
     for n in first + 1..first + 50 {
         assert_eq!(message(subscriber).await, n);
     }
 }
 
-async fn connected(subscriber: &mut Subscriber) -> moongate_zmtp::Peer {
+async fn connected(subscriber: &mut ZmtpSubscriber) -> moongate_zmtp::PublisherPeer {
     loop {
         match next(subscriber).await {
-            Event::Connected(peer) => return peer,
-            Event::Failed(..) => {}
+            SubscriberEvent::Connected(peer) => return peer,
+            SubscriberEvent::Failed(..) => {}
             event => panic!("{event:?}"),
         }
     }
@@ -102,24 +105,24 @@ fn topics() -> Vec<Bytes> {
 
 #[tokio::test]
 async fn a_subscriber_follows_a_publisher_through_a_restart() {
-    let mut publisher = Peer::start("pub_bind", "tcp://127.0.0.1:*").await;
+    let mut publisher = LibzmqProcess::start("pub_bind", "tcp://127.0.0.1:*").await;
     let endpoint = publisher.line().await;
-    let mut subscriber = Subscriber::connect(endpoint.parse().unwrap(), topics(), Options::default());
+    let mut subscriber = ZmtpSubscriber::connect(endpoint.parse().unwrap(), topics(), ZmtpOptions::default());
     let first = connected(&mut subscriber).await;
     in_order(&mut subscriber).await;
 
     publisher.kill().await;
     loop {
         match next(&mut subscriber).await {
-            Event::Message(..) => {}
-            Event::Disconnected(peer, _) => break assert_eq!(peer, first),
+            SubscriberEvent::Message(..) => {}
+            SubscriberEvent::Disconnected(peer, _) => break assert_eq!(peer, first),
             event => panic!("{event:?}"),
         }
     }
     let failed = next(&mut subscriber).await;
-    assert!(matches!(failed, Event::Failed(None, _)), "{failed:?}");
+    assert!(matches!(failed, SubscriberEvent::Failed(None, _)), "{failed:?}");
 
-    let _publisher = Peer::start("pub_bind", &endpoint).await;
+    let _publisher = LibzmqProcess::start("pub_bind", &endpoint).await;
     let second = connected(&mut subscriber).await;
     assert_ne!(second.id, first.id);
     in_order(&mut subscriber).await;
@@ -127,32 +130,34 @@ async fn a_subscriber_follows_a_publisher_through_a_restart() {
 
 #[tokio::test]
 async fn a_bound_subscriber_takes_publishers_that_connect() {
-    let any: Endpoint = "tcp://127.0.0.1:*".parse().unwrap();
-    let mut subscriber = Subscriber::bind(&any, topics(), Options::default()).await.unwrap();
-    let endpoint = Endpoint::from(subscriber.local_addr().unwrap()).to_string();
-    let one = Peer::start("pub_connect", &endpoint).await;
+    let any: ZmtpEndpoint = "tcp://127.0.0.1:*".parse().unwrap();
+    let mut subscriber = ZmtpSubscriber::bind(&any, topics(), ZmtpOptions::default()).await.unwrap();
+    let endpoint = ZmtpEndpoint::from(subscriber.local_addr().unwrap()).to_string();
+    let one = LibzmqProcess::start("pub_connect", &endpoint).await;
     let first = connected(&mut subscriber).await;
     in_order(&mut subscriber).await;
 
-    let _other = Peer::start("pub_connect", &endpoint).await;
+    let _other = LibzmqProcess::start("pub_connect", &endpoint).await;
     let mut kinds = [0, 0];
     let second = loop {
         match next(&mut subscriber).await {
-            Event::Connected(peer) => break peer,
-            event => assert!(matches!(event, Event::Message(peer, _) if peer == first), "{event:?}"),
+            SubscriberEvent::Connected(peer) => break peer,
+            event => {
+                assert!(matches!(event, SubscriberEvent::Message(peer, _) if peer == first), "{event:?}");
+            }
         }
     };
     while kinds.contains(&0) {
         match next(&mut subscriber).await {
-            Event::Message(peer, _) => kinds[usize::from(peer == second)] += 1,
+            SubscriberEvent::Message(peer, _) => kinds[usize::from(peer == second)] += 1,
             event => panic!("{event:?}"),
         }
     }
     one.kill().await;
     loop {
         match next(&mut subscriber).await {
-            Event::Message(..) => {}
-            Event::Disconnected(peer, _) => break assert_eq!(peer, first),
+            SubscriberEvent::Message(..) => {}
+            SubscriberEvent::Disconnected(peer, _) => break assert_eq!(peer, first),
             event => panic!("{event:?}"),
         }
     }
@@ -161,9 +166,9 @@ async fn a_bound_subscriber_takes_publishers_that_connect() {
 
 #[tokio::test]
 async fn a_publisher_reaches_a_subscriber() {
-    let any: Endpoint = "tcp://127.0.0.1:*".parse().unwrap();
-    let (publisher, server) = Publisher::bind(&any, Options::default()).await.unwrap();
-    let mut peer = Peer::start("sub", &Endpoint::from(server.local_addr()).to_string()).await;
+    let any: ZmtpEndpoint = "tcp://127.0.0.1:*".parse().unwrap();
+    let (publisher, server) = ZmtpPublisher::bind(&any, ZmtpOptions::default()).await.unwrap();
+    let mut peer = LibzmqProcess::start("sub", &ZmtpEndpoint::from(server.local_addr()).to_string()).await;
     let published = async {
         let mut tick = tokio::time::interval(Duration::from_millis(5));
         // The peer takes one of its two subscriptions back; only then is it known to have both done.
@@ -183,16 +188,16 @@ async fn a_publisher_reaches_a_subscriber() {
         line = published => assert_eq!(line, format!("received {COUNT}")),
     }
     let stats = publisher.stats();
-    assert_eq!((stats.sent, stats.lost), (COUNT, 0));
+    assert_eq!((stats.sent, stats.dropped), (COUNT, 0));
 }
 
 #[tokio::test]
 async fn a_replay_is_asked_for() {
-    let mut replay = Peer::start("replay", "tcp://127.0.0.1:*").await;
+    let mut replay = LibzmqProcess::start("replay", "tcp://127.0.0.1:*").await;
     let endpoint = replay.line().await.parse().unwrap();
     for start in [0_u64, 7] {
-        let body = Message::from([Bytes::copy_from_slice(&start.to_be_bytes())]);
-        let mut replies = request(&endpoint, body, &Options::default()).await.unwrap();
+        let body = ZmtpMessage::from([Bytes::copy_from_slice(&start.to_be_bytes())]);
+        let mut replies = request(&endpoint, body, &ZmtpOptions::default()).await.unwrap();
         let mut next = async || tokio::time::timeout(LIMIT, replies.recv()).await.unwrap().unwrap();
         for n in start..10 {
             let reply = next().await;
@@ -207,14 +212,14 @@ async fn a_replay_is_asked_for() {
 
 #[tokio::test]
 async fn requests_are_answered() {
-    let any: Endpoint = "tcp://127.0.0.1:*".parse().unwrap();
-    let responder = Responder::bind(&any, Options::default()).await.unwrap();
-    let mut peer = Peer::start("ask", &Endpoint::from(responder.local_addr()).to_string()).await;
-    let served = responder.serve(|request: Message| {
+    let any: ZmtpEndpoint = "tcp://127.0.0.1:*".parse().unwrap();
+    let responder = ZmtpResponder::bind(&any, ZmtpOptions::default()).await.unwrap();
+    let mut peer = LibzmqProcess::start("ask", &ZmtpEndpoint::from(responder.local_addr()).to_string()).await;
+    let served = responder.run(|request: ZmtpMessage| {
         let start = u64::from_be_bytes(request.parts()[0][..].try_into().unwrap());
         let number = |n: u64| Bytes::copy_from_slice(&n.to_be_bytes());
         let batches = (start..COUNT).map(move |n| [number(n), "x".repeat(n as usize * 100).into()].into());
-        let end = Message::from([number(u64::MAX), Bytes::new()]);
+        let end = ZmtpMessage::from([number(u64::MAX), Bytes::new()]);
         stream::iter(batches.chain([end]))
     });
     tokio::select! {

@@ -1,7 +1,7 @@
 //! Engine pods in the Kubernetes API, found by RBG's labels.
 
-pub(crate) mod follow;
 pub(crate) mod pod;
+pub(crate) mod watch;
 
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -10,14 +10,14 @@ use std::time::Duration;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
-use crate::endpoint::Scheme;
+use crate::endpoint::HttpScheme;
 use crate::error::DiscoveryError;
 use crate::roles::{RoleNames, RolePorts};
-use crate::topology::{Engine, KvConnector};
+use crate::topology::{EngineKind, KvConnector};
 
 /// Which pods are engines.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KubernetesOptions {
+pub struct KubernetesDiscoveryOptions {
     /// Client configuration; `None`: the pod's service account, or the user's default kubeconfig.
     pub kubeconfig: Option<PathBuf>,
     /// Namespace of the pods; `None`: the client configuration's.
@@ -32,9 +32,9 @@ pub struct KubernetesOptions {
     /// HTTP ports of pods that name none.
     pub ports: RolePorts,
     /// How pods are spoken to that do not say it.
-    pub scheme: Scheme,
+    pub scheme: HttpScheme,
     /// Engine kind of all pods that name none; `None`: asked.
-    pub engine: Option<Engine>,
+    pub engine: Option<EngineKind>,
     /// vLLM's connector of all pods that name none; `None`: asked.
     pub connector: Option<KvConnector>,
     /// Between two complete lists. A watch can go silent without an error; after this long nothing is stale any more.
@@ -42,7 +42,7 @@ pub struct KubernetesOptions {
     pub relist: Duration,
 }
 
-impl Default for KubernetesOptions {
+impl Default for KubernetesDiscoveryOptions {
     fn default() -> Self {
         Self {
             kubeconfig: None,
@@ -51,7 +51,7 @@ impl Default for KubernetesOptions {
             selector: None,
             roles: RoleNames::default(),
             ports: RolePorts::default(),
-            scheme: Scheme::default(),
+            scheme: HttpScheme::default(),
             engine: None,
             connector: None,
             relist: Duration::from_secs(60),
@@ -59,11 +59,11 @@ impl Default for KubernetesOptions {
     }
 }
 
-impl KubernetesOptions {
+impl KubernetesDiscoveryOptions {
     /// The defaults, with the group that RBG says this process belongs to.
     #[must_use]
     pub fn from_env() -> Self {
-        let own = rbg_api::Identity::from_env(|name| std::env::var(name).ok());
+        let own = rbg_api::RbgIdentity::from_env(|name| std::env::var(name).ok());
         Self { group: own.group, ..Self::default() }
     }
 
@@ -85,8 +85,8 @@ impl KubernetesOptions {
 }
 
 /// The API client and the namespace to look in.
-pub(crate) async fn client(options: &KubernetesOptions) -> Result<(Client, String), DiscoveryError> {
-    let wrong = |error: &dyn Display| DiscoveryError::KubernetesConfig(words(error));
+pub(crate) async fn client(options: &KubernetesDiscoveryOptions) -> Result<(Client, String), DiscoveryError> {
+    let wrong = |error: &dyn Display| DiscoveryError::KubernetesConfig(error_text(error));
     let config = match &options.kubeconfig {
         Some(path) => {
             let file = Kubeconfig::read_from(path).map_err(|error| wrong(&error))?;
@@ -102,7 +102,7 @@ pub(crate) async fn client(options: &KubernetesOptions) -> Result<(Client, Strin
 }
 
 /// What an error of kube says. It quotes a path that is in quotes already.
-fn words(error: &dyn Display) -> String {
+fn error_text(error: &dyn Display) -> String {
     error.to_string().replace("'\"", "'").replace("\"'", "'")
 }
 
@@ -112,15 +112,18 @@ mod tests {
 
     #[tokio::test]
     async fn a_missing_client_configuration_is_named_in_plain_words() {
-        let options =
-            KubernetesOptions { kubeconfig: Some("/no/such".into()), ..KubernetesOptions::default() };
+        let options = KubernetesDiscoveryOptions {
+            kubeconfig: Some("/no/such".into()),
+            ..KubernetesDiscoveryOptions::default()
+        };
         let error = client(&options).await.err().unwrap().to_string();
         assert!(error.contains("'/no/such'"), "{error}");
     }
 
     #[test]
     fn selectors_are_disjoint_and_cover_both_label_generations() {
-        let options = KubernetesOptions { group: Some("g".into()), ..KubernetesOptions::default() };
+        let options =
+            KubernetesDiscoveryOptions { group: Some("g".into()), ..KubernetesDiscoveryOptions::default() };
         assert_eq!(
             options.selectors(),
             [
@@ -128,7 +131,7 @@ mod tests {
                 "rolebasedgroup.workloads.x-k8s.io/name=g,!rbg.workloads.x-k8s.io/group-name",
             ]
         );
-        let own = KubernetesOptions { selector: Some("app=x".into()), ..options };
+        let own = KubernetesDiscoveryOptions { selector: Some("app=x".into()), ..options };
         assert_eq!(own.selectors(), ["app=x"]);
     }
 }

@@ -5,11 +5,14 @@ use std::str::FromStr;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use rbg_api::keys;
 
-use super::KubernetesOptions;
-use crate::endpoint::Endpoint;
-use crate::listing::{Host, Listed};
+use super::KubernetesDiscoveryOptions;
+use crate::endpoint::EngineEndpoint;
+use crate::listing::{ListedHost, ListedInstance};
 use crate::roles::{bootstrap_port, http_port};
-use crate::topology::{Declared, Engine, InstanceId, KvConnector, Place, Role, Source, Workload};
+use crate::topology::{
+    DeclaredFacts, EngineKind, EngineRole, InstanceId, InstanceSource, KubernetesWorkload, KvConnector,
+    PhysicalLocation,
+};
 
 /// Annotations (or labels) by which a pod says what its labels and ports do not.
 pub mod annotation {
@@ -33,7 +36,7 @@ pub mod annotation {
 const ZONE: &str = "topology.kubernetes.io/zone";
 
 /// What the pod is as an instance; `None` for a pod that is no engine, has no address yet or is over.
-pub(crate) fn listed(pod: &Pod, options: &KubernetesOptions) -> Option<Listed> {
+pub(crate) fn to_listed_instance(pod: &Pod, options: &KubernetesDiscoveryOptions) -> Option<ListedInstance> {
     let uid = pod.metadata.uid.as_deref()?;
     let name = pod.metadata.name.as_deref()?;
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
@@ -45,33 +48,33 @@ pub(crate) fn listed(pod: &Pod, options: &KubernetesOptions) -> Option<Listed> {
     let ip = status.pod_ip.as_deref().filter(|ip| !ip.is_empty())?;
     let port = port(pod).unwrap_or_else(|| options.ports.of(role));
     let scheme = parsed(pod, annotation::SCHEME).unwrap_or(options.scheme);
-    let endpoint = Endpoint::from_parts(scheme, ip, port)
+    let endpoint = EngineEndpoint::from_parts(scheme, ip, port)
         .inspect_err(|error| tracing::error!(pod = name, %error, "pod skipped"))
         .ok()?;
     let connector = parsed(pod, annotation::KV_CONNECTOR).or(options.connector);
-    Some(Listed {
+    Some(ListedInstance {
         id: InstanceId(format!("{namespace}/{name}@{uid}").into()),
         role,
         url: endpoint.url,
         host: endpoint.host,
-        source: Source::Kubernetes,
-        place: place(pod),
+        source: InstanceSource::Kubernetes,
+        location: location(pod),
         workload: workload(pod),
-        declared: Declared {
+        declared: DeclaredFacts {
             engine: parsed(pod, annotation::ENGINE)
                 .or(options.engine)
-                .or_else(|| connector.map(|_: KvConnector| Engine::Vllm)),
+                .or_else(|| connector.map(|_: KvConnector| EngineKind::Vllm)),
             connector,
-            bootstrap_port: bootstrap(pod).filter(|_| role == Role::Prefill),
+            bootstrap_port: bootstrap(pod).filter(|_| role == EngineRole::Prefill),
             models: models(pod),
-            ..Declared::default()
+            ..DeclaredFacts::default()
         },
-        held: held(pod, status),
+        unavailable_reason: unavailable_reason(pod, status),
     })
 }
 
 /// Where a pod that is no engine runs; `None` for one that has no address yet or is over.
-pub(crate) fn host(pod: &Pod) -> Option<Host> {
+pub(crate) fn to_listed_host(pod: &Pod) -> Option<ListedHost> {
     let status = pod.status.as_ref()?;
     if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
         return None;
@@ -79,11 +82,11 @@ pub(crate) fn host(pod: &Pod) -> Option<Host> {
     let ip = status.pod_ip.as_ref().filter(|ip| !ip.is_empty())?;
     let others = status.pod_ips.iter().flatten().map(|it| &it.ip).filter(|other| *other != ip);
     let names = pod.metadata.name.iter().chain([ip]).chain(others).cloned().collect();
-    Some(Host { names, place: place(pod) })
+    Some(ListedHost { names, location: location(pod) })
 }
 
 /// Why the pod must not be sent requests, if so.
-fn held(pod: &Pod, status: &PodStatus) -> Option<String> {
+fn unavailable_reason(pod: &Pod, status: &PodStatus) -> Option<String> {
     if pod.metadata.deletion_timestamp.is_some() {
         return Some("pod is terminating".to_owned());
     }
@@ -105,11 +108,11 @@ fn held(pod: &Pod, status: &PodStatus) -> Option<String> {
     }
 }
 
-fn role(pod: &Pod, options: &KubernetesOptions) -> Option<Role> {
+fn role(pod: &Pod, options: &KubernetesDiscoveryOptions) -> Option<EngineRole> {
     if is_follower(pod) {
         return None;
     }
-    if let Some(text) = said(pod, annotation::ROLE) {
+    if let Some(text) = annotation_or_label(pod, annotation::ROLE) {
         return text.parse().ok();
     }
     let name = label(pod, keys::ROLE_NAME).or_else(|| label(pod, keys::legacy::ROLE_NAME))?;
@@ -141,23 +144,23 @@ fn container_ports(pod: &Pod) -> impl Iterator<Item = (&str, u16)> + Clone {
 }
 
 fn models(pod: &Pod) -> Vec<String> {
-    let list = said(pod, annotation::MODELS).unwrap_or_default();
+    let list = annotation_or_label(pod, annotation::MODELS).unwrap_or_default();
     list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
-fn place(pod: &Pod) -> Place {
-    Place {
-        zone: said(pod, keys::ZONE).or_else(|| label(pod, ZONE)).map(str::to_owned),
-        rack: said(pod, keys::RACK).map(str::to_owned),
+fn location(pod: &Pod) -> PhysicalLocation {
+    PhysicalLocation {
+        zone: annotation_or_label(pod, keys::ZONE).or_else(|| label(pod, ZONE)).map(str::to_owned),
+        rack: annotation_or_label(pod, keys::RACK).map(str::to_owned),
         node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
-        nvlink_domain: said(pod, keys::NVLINK_DOMAIN).map(str::to_owned),
+        nvlink_domain: annotation_or_label(pod, keys::NVLINK_DOMAIN).map(str::to_owned),
     }
 }
 
-fn workload(pod: &Pod) -> Workload {
+fn workload(pod: &Pod) -> KubernetesWorkload {
     let either = |key, legacy| label(pod, key).or_else(|| label(pod, legacy)).map(str::to_owned);
     let first = pod.spec.as_ref().and_then(|spec| spec.containers.first());
-    Workload {
+    KubernetesWorkload {
         group: either(keys::GROUP_NAME, keys::legacy::GROUP_NAME),
         role: either(keys::ROLE_NAME, keys::legacy::ROLE_NAME),
         revision: label(pod, keys::CONTROLLER_REVISION_HASH).map(str::to_owned),
@@ -167,7 +170,7 @@ fn workload(pod: &Pod) -> Workload {
 
 /// An annotation's meaning; a wrong one is logged and counts as absent.
 fn parsed<T: FromStr>(pod: &Pod, key: &str) -> Option<T> {
-    let text = said(pod, key)?;
+    let text = annotation_or_label(pod, key)?;
     let value = text.trim().parse().ok();
     if value.is_none() {
         let pod = pod.metadata.name.as_deref().unwrap_or_default();
@@ -182,7 +185,7 @@ fn parsed<T: FromStr>(pod: &Pod, key: &str) -> Option<T> {
 }
 
 /// An annotation, or the label of that name.
-fn said<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+fn annotation_or_label<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
     let annotations = pod.metadata.annotations.as_ref();
     annotations.and_then(|map| map.get(key)).map(String::as_str).or_else(|| label(pod, key))
 }

@@ -10,8 +10,8 @@ fn recorded(name: &str) -> Pod {
     pods.into_iter().find(|pod| pod.metadata.name.as_deref() == Some(name)).unwrap()
 }
 
-fn options() -> KubernetesOptions {
-    KubernetesOptions::default()
+fn options() -> KubernetesDiscoveryOptions {
+    KubernetesDiscoveryOptions::default()
 }
 
 fn pod(role: &str, change: impl FnOnce(&mut Value)) -> Pod {
@@ -27,16 +27,16 @@ fn pod(role: &str, change: impl FnOnce(&mut Value)) -> Pod {
 
 #[test]
 fn recorded_decode_pod() {
-    let listed = listed(&recorded("sglang-pd-with-mooncake-decode-0"), &options()).unwrap();
-    assert_eq!(listed.role, Role::Decode);
+    let listed = to_listed_instance(&recorded("sglang-pd-with-mooncake-decode-0"), &options()).unwrap();
+    assert_eq!(listed.role, EngineRole::Decode);
     assert_eq!(listed.url, "http://10.1.0.10:8000");
-    assert_eq!(listed.held, None);
+    assert_eq!(listed.unavailable_reason, None);
     assert_eq!(
         &*listed.id.0,
         "default/sglang-pd-with-mooncake-decode-0@2df75664-7d00-4a39-8789-c92d9a479685"
     );
-    assert_eq!((listed.place.node.as_deref(), listed.place.zone.as_deref()), (Some("n0"), Some("z0")));
-    let workload = Workload {
+    assert_eq!((listed.location.node.as_deref(), listed.location.zone.as_deref()), (Some("n0"), Some("z0")));
+    let workload = KubernetesWorkload {
         group: Some("sglang-pd-with-mooncake".to_owned()),
         role: Some("decode".to_owned()),
         revision: Some("599f8f96f6".to_owned()),
@@ -47,12 +47,12 @@ fn recorded_decode_pod() {
 
 #[test]
 fn recorded_leader_serves_and_its_follower_does_not() {
-    let options = KubernetesOptions {
+    let options = KubernetesDiscoveryOptions {
         roles: crate::roles::RoleNames { plain: vec!["lw".into()], ..Default::default() },
         ..options()
     };
-    assert_eq!(listed(&recorded("sl-lw-0-0"), &options).unwrap().role, Role::Plain);
-    assert_eq!(listed(&recorded("sl-lw-0-1"), &options), None);
+    assert_eq!(to_listed_instance(&recorded("sl-lw-0-0"), &options).unwrap().role, EngineRole::Plain);
+    assert_eq!(to_listed_instance(&recorded("sl-lw-0-1"), &options), None);
 }
 
 #[test]
@@ -61,22 +61,24 @@ fn pods_without_an_engine_have_a_place() {
         pod["metadata"]["annotations"]["moongate.io/rack"] = "r7".into();
         pod["status"]["podIPs"] = json!([{"ip": "10.1.0.10"}, {"ip": "fd00::10"}]);
     });
-    assert_eq!(listed(&store, &options()), None);
-    let host = host(&store).unwrap();
+    assert_eq!(to_listed_instance(&store, &options()), None);
+    let host = to_listed_host(&store).unwrap();
     assert_eq!(host.names, ["p", "10.1.0.10", "fd00::10"]);
-    assert_eq!((host.place.node.as_deref(), host.place.rack.as_deref()), (Some("n1"), Some("r7")));
+    assert_eq!((host.location.node.as_deref(), host.location.rack.as_deref()), (Some("n1"), Some("r7")));
 }
 
 #[test]
 fn legacy_role_labels_count() {
-    let prefill = listed(&pod("prefill", |_| {}), &options()).unwrap();
-    assert_eq!((prefill.role, prefill.url.as_str()), (Role::Prefill, "http://10.1.0.10:30000"));
-    assert_eq!(listed(&pod("router", |_| {}), &options()), None);
+    let prefill = to_listed_instance(&pod("prefill", |_| {}), &options()).unwrap();
+    assert_eq!((prefill.role, prefill.url.as_str()), (EngineRole::Prefill, "http://10.1.0.10:30000"));
+    assert_eq!(to_listed_instance(&pod("router", |_| {}), &options()), None);
 }
 
 #[test]
 fn a_pod_that_must_not_serve_stays_listed_with_the_reason() {
-    let held = |change: &dyn Fn(&mut Value)| listed(&pod("decode", change), &options()).unwrap().held;
+    let held = |change: &dyn Fn(&mut Value)| {
+        to_listed_instance(&pod("decode", change), &options()).unwrap().unavailable_reason
+    };
     assert_eq!(
         held(&|pod| pod["status"]["conditions"][0] =
             json!({"type": "Ready", "status": "False", "message": "warming"})),
@@ -92,8 +94,14 @@ fn a_pod_that_must_not_serve_stays_listed_with_the_reason() {
 
 #[test]
 fn a_pod_without_address_or_over_is_not_listed() {
-    assert_eq!(listed(&pod("decode", |pod| pod["status"]["podIP"] = Value::Null), &options()), None);
-    assert_eq!(listed(&pod("decode", |pod| pod["status"]["phase"] = json!("Failed")), &options()), None);
+    assert_eq!(
+        to_listed_instance(&pod("decode", |pod| pod["status"]["podIP"] = Value::Null), &options()),
+        None
+    );
+    assert_eq!(
+        to_listed_instance(&pod("decode", |pod| pod["status"]["phase"] = json!("Failed")), &options()),
+        None
+    );
 }
 
 #[test]
@@ -104,29 +112,29 @@ fn annotations_say_what_ports_do_not() {
             "moongate.io/models": "a, b,", "moongate.io/rack": "r7", "moongate.io/zone": "z1"});
         pod["status"]["podIP"] = json!("fd00::7");
     });
-    let listed = listed(&annotated, &options()).unwrap();
+    let listed = to_listed_instance(&annotated, &options()).unwrap();
     assert_eq!(listed.url, "http://[fd00::7]:9000");
     assert_eq!(listed.host, "fd00::7");
     assert_eq!(
         listed.declared,
-        Declared {
-            engine: Some(Engine::Vllm),
+        DeclaredFacts {
+            engine: Some(EngineKind::Vllm),
             connector: Some(KvConnector::Mooncake),
             bootstrap_port: Some(9998),
             models: vec!["a".into(), "b".into()],
-            ..Declared::default()
+            ..DeclaredFacts::default()
         }
     );
-    assert_eq!((listed.place.rack.as_deref(), listed.place.zone.as_deref()), (Some("r7"), Some("z1")));
+    assert_eq!((listed.location.rack.as_deref(), listed.location.zone.as_deref()), (Some("r7"), Some("z1")));
 }
 
 #[test]
-fn a_role_annotation_overrides_the_labels_and_a_wrong_port_is_ignored() {
+fn role_annotation_overrides_labels_and_bad_port_is_ignored() {
     let moved = pod("engine", |pod| {
         pod["metadata"]["annotations"] = json!({"moongate.io/role": "plain", "moongate.io/port": "http"});
     });
-    let listed_plain = listed(&moved, &options()).unwrap();
-    assert_eq!((listed_plain.role, listed_plain.url.as_str()), (Role::Plain, "http://10.1.0.10:30000"));
+    let listed_plain = to_listed_instance(&moved, &options()).unwrap();
+    assert_eq!((listed_plain.role, listed_plain.url.as_str()), (EngineRole::Plain, "http://10.1.0.10:30000"));
     let hidden = pod("prefill", |pod| pod["metadata"]["annotations"] = json!({"moongate.io/role": "none"}));
-    assert_eq!(listed(&hidden, &options()), None);
+    assert_eq!(to_listed_instance(&hidden, &options()), None);
 }

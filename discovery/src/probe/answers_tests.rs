@@ -8,12 +8,12 @@ const RECORDED_STORE_DECODE: &[u8] = include_bytes!("../../tests/data/vllm-0.32-
 
 #[test]
 fn recorded_sglang_server_info() {
-    let info = ServerInfo::parse(RECORDED_SERVER_INFO).unwrap();
+    let info = SglangServerInfo::parse(RECORDED_SERVER_INFO).unwrap();
     assert_eq!(info.version.as_deref(), Some("0.5.23"));
     assert_eq!(info.served_model_name.as_deref(), Some("tiny"));
     assert_eq!((info.page_size, info.context_length, info.dp_size), (Some(32), Some(8192), Some(1)));
     assert_eq!(info.disaggregation_bootstrap_port, Some(8998));
-    assert_eq!(info.role(), Some(Role::Plain), "recorded with \"null\"");
+    assert_eq!(info.role(), Some(EngineRole::Plain), "recorded with \"null\"");
     assert_eq!(info.tokenizer().as_deref(), Some("$HOME/engines/models/tiny-qwen3"));
     assert_eq!((info.tp_size, info.pp_size, info.dcp_size), (Some(1), Some(1), Some(1)));
     assert_eq!((info.enable_hierarchical_cache, info.disable_radix_cache), (Some(false), Some(false)));
@@ -22,7 +22,7 @@ fn recorded_sglang_server_info() {
 
 #[test]
 fn a_cache_member_of_another_form_leaves_an_engine_recognised() {
-    let info = ServerInfo::parse(
+    let info = SglangServerInfo::parse(
         br#"{"model_path":"m","page_size":64,"tp_size":"4","disable_radix_cache":0,"speculative_algorithm":{},"kv_events":[1],
              "hicache_storage_prefetch_policy":"new","hicache_object_layout":7}"#,
     )
@@ -34,7 +34,7 @@ fn a_cache_member_of_another_form_leaves_an_engine_recognised() {
 #[test]
 fn a_tokenizer_counts_only_with_its_own_chat_template() {
     let told = |members: &str| {
-        ServerInfo::parse(format!(r#"{{"model_path":"/m"{members}}}"#).as_bytes()).unwrap().tokenizer()
+        SglangServerInfo::parse(format!(r#"{{"model_path":"/m"{members}}}"#).as_bytes()).unwrap().tokenizer()
     };
     assert_eq!(told(r#","chat_template":null"#).as_deref(), Some("/m"));
     assert_eq!(told(r#","tokenizer_path":"/t""#).as_deref(), Some("/t"));
@@ -44,21 +44,21 @@ fn a_tokenizer_counts_only_with_its_own_chat_template() {
 
 #[test]
 fn a_missing_mode_is_not_a_plain_engine() {
-    let role = |text: &str| ServerInfo::parse(text.as_bytes()).unwrap().role();
+    let role = |text: &str| SglangServerInfo::parse(text.as_bytes()).unwrap().role();
     assert_eq!(role(r#"{"model_path":"m"}"#), None);
-    assert_eq!(role(r#"{"disaggregation_mode":null}"#), Some(Role::Plain));
-    assert_eq!(role(r#"{"disaggregation_mode":"prefill"}"#), Some(Role::Prefill));
-    assert_eq!(role(r#"{"disaggregation_mode":"decode","internal_states":[{}]}"#), Some(Role::Decode));
-    assert_eq!(ServerInfo::parse(br#"{"vllm_config":"x"}"#), None, "vLLM's /server_info");
+    assert_eq!(role(r#"{"disaggregation_mode":null}"#), Some(EngineRole::Plain));
+    assert_eq!(role(r#"{"disaggregation_mode":"prefill"}"#), Some(EngineRole::Prefill));
+    assert_eq!(role(r#"{"disaggregation_mode":"decode","internal_states":[{}]}"#), Some(EngineRole::Decode));
+    assert_eq!(SglangServerInfo::parse(br#"{"vllm_config":"x"}"#), None, "vLLM's /server_info");
 }
 
 #[test]
-fn an_engine_orders_by_priority_if_it_says_so_and_stops_nothing_for_it() {
+fn priority_order_is_as_reported_and_without_preemption() {
     let order = |members: &str| {
         let text = format!(r#"{{"model_path":"/m"{members}}}"#);
-        ServerInfo::parse(text.as_bytes()).unwrap().priority_order()
+        SglangServerInfo::parse(text.as_bytes()).unwrap().priority_order()
     };
-    assert_eq!(ServerInfo::parse(RECORDED_SERVER_INFO).unwrap().priority_order(), None);
+    assert_eq!(SglangServerInfo::parse(RECORDED_SERVER_INFO).unwrap().priority_order(), None);
     assert_eq!(order(r#","enable_priority_scheduling":true"#), None, "it may stop running requests");
     assert_eq!(
         order(r#","enable_priority_scheduling":true,"disable_priority_preemption":true"#),
@@ -73,22 +73,22 @@ fn an_engine_orders_by_priority_if_it_says_so_and_stops_nothing_for_it() {
 
 #[test]
 fn recorded_metrics_name_the_connector() {
-    let nixl = Metrics::parse(RECORDED_NIXL_DECODE);
+    let nixl = VllmMetrics::parse(RECORDED_NIXL_DECODE);
     assert_eq!(nixl.connector(), Some(KvConnector::Nixl));
     assert_eq!((nixl.block_size, nixl.ranks), (Some(32), Some(1)));
     assert_eq!((nixl.hash_algorithm.as_deref(), nixl.hash_block_size), (Some("sha256_cbor"), None));
     assert_eq!((nixl.prefix_caching, nixl.offloading, nixl.store), (Some(true), Some(false), false));
-    assert!(Metrics::parse(RECORDED_STORE_DECODE).store);
-    assert_eq!(Metrics::parse(RECORDED_STORE_DECODE).connector(), Some(KvConnector::Store));
+    assert!(VllmMetrics::parse(RECORDED_STORE_DECODE).store);
+    assert_eq!(VllmMetrics::parse(RECORDED_STORE_DECODE).connector(), Some(KvConnector::Store));
     let both =
         b"# TYPE vllm:mooncake_store_operation_total counter\nvllm:mooncake_xfer_time_seconds_count 0\n";
-    assert_eq!(Metrics::parse(both).connector(), Some(KvConnector::Mooncake));
-    assert_eq!(Metrics::parse(b"").connector(), None);
+    assert_eq!(VllmMetrics::parse(both).connector(), Some(KvConnector::Mooncake));
+    assert_eq!(VllmMetrics::parse(b"").connector(), None);
 }
 
 #[test]
 fn duplicate_models_are_removed_in_order() {
-    let models = Models::parse(
+    let models = ServedModels::parse(
         br#"{"object":"list","data":[{"id":"b","max_model_len":8192,"root":"/m/b"},{"id":"a"},{"id":"b","max_model_len":4096},{"id":""}]}"#,
     )
     .unwrap();
@@ -107,12 +107,12 @@ fn recorded_mooncake_query() {
 proptest! {
     #[test]
     fn arbitrary_bytes_never_panic(body in proptest::collection::vec(any::<u8>(), 0..300)) {
-        let _ = (ServerInfo::parse(&body), Models::parse(&body), version(&body), engine_ids(&body));
-        let _ = Metrics::parse(&body).connector();
+        let _ = (SglangServerInfo::parse(&body), ServedModels::parse(&body), version(&body), engine_ids(&body));
+        let _ = VllmMetrics::parse(&body).connector();
     }
 
     #[test]
     fn metrics_like_text_never_panics(text in "(vllm:(nixl_|mooncake_|cache_config_info)?\\{?[a-z_\"=0-9,]{0,30}\\}? ?[0-9]{0,3}\n){0,20}") {
-        let _ = Metrics::parse(text.as_bytes()).connector();
+        let _ = VllmMetrics::parse(text.as_bytes()).connector();
     }
 }

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::answers::{MAX_RANKS, ServerInfo, embedded};
-use super::http::Conversation;
-use crate::cache::KvEventSource;
-use crate::listing::Listed;
+use super::http::ProbeSession;
+use super::responses::{MAX_RANKS, SglangServerInfo, embedded};
+use crate::kv_cache::KvEventSource;
+use crate::listing::ListedInstance;
 use crate::tcp_address::TcpAddress;
 
 /// Longest topic that is taken; real ones name a host and a model.
@@ -17,7 +17,7 @@ const DEFAULT_ENDPOINT: &str = "tcp://*:5557";
 
 /// SGLang's `kv_events` of `/server_info`: made for routers, with the ports that are really used.
 #[derive(Deserialize)]
-struct Descriptor {
+struct KvEventsDescriptor {
     publisher: String,
     endpoint_host: String,
     endpoint_port_base: u16,
@@ -31,7 +31,7 @@ struct Descriptor {
 
 /// `--kv-events-config` of SGLang, and one rank in vLLM's `/kv_event_sources`: the same members.
 #[derive(Deserialize)]
-struct Configured {
+struct KvEventsConfig {
     #[serde(default)]
     enable_kv_cache_events: Option<bool>,
     #[serde(default)]
@@ -44,7 +44,7 @@ struct Configured {
     topic: Option<String>,
 }
 
-impl Configured {
+impl KvEventsConfig {
     fn replay(&self) -> Option<TcpAddress> {
         self.replay_endpoint.as_deref().and_then(TcpAddress::parse)
     }
@@ -67,13 +67,13 @@ fn source(
 }
 
 /// SGLang: the descriptor, or the configuration where an older version has none. Replay may stand in the configuration alone.
-pub(super) fn sglang(info: &ServerInfo, host: &str) -> Vec<KvEventSource> {
-    let configured: Option<Configured> = embedded(info.kv_events_config.as_ref());
-    let descriptor: Option<Descriptor> = embedded(info.kv_events.as_ref());
+pub(super) fn sglang(info: &SglangServerInfo, host: &str) -> Vec<KvEventSource> {
+    let configured: Option<KvEventsConfig> = embedded(info.kv_events_config.as_ref());
+    let descriptor: Option<KvEventsDescriptor> = embedded(info.kv_events.as_ref());
     let described = descriptor
         .as_ref()
         .and_then(|told| TcpAddress::from_host_port(&told.endpoint_host, told.replay_endpoint_port_base?));
-    let replay = described.or_else(|| configured.as_ref().and_then(Configured::replay));
+    let replay = described.or_else(|| configured.as_ref().and_then(KvEventsConfig::replay));
     let told = match (&descriptor, &configured) {
         (Some(told), _) if told.publisher == "zmq" => {
             TcpAddress::from_host_port(&told.endpoint_host, told.endpoint_port_base)
@@ -97,7 +97,7 @@ pub(super) fn sglang(info: &ServerInfo, host: &str) -> Vec<KvEventSource> {
 
 /// vLLM's `/kv_event_sources`, asked only if nobody declared the answer. Older versions have no such path, and an engine that does not
 /// answer it serves nevertheless; `None` then.
-pub(super) async fn vllm(talk: &mut Conversation<'_>, listed: &Listed) -> Option<Vec<KvEventSource>> {
+pub(super) async fn vllm(talk: &mut ProbeSession<'_>, listed: &ListedInstance) -> Option<Vec<KvEventSource>> {
     if listed.declared.kv.events.is_some() {
         return None;
     }
@@ -107,7 +107,7 @@ pub(super) async fn vllm(talk: &mut Conversation<'_>, listed: &Listed) -> Option
         404 => Some(Vec::new()),
         _ => None,
     });
-    talk.concluded(match sources.as_ref().map(Vec::len) {
+    talk.set_conclusion(match sources.as_ref().map(Vec::len) {
         None => "tells nothing about KV events".to_owned(),
         Some(0) => "no KV events".to_owned(),
         Some(ranks) => format!("KV events of {ranks} data-parallel rank(s)"),
@@ -117,7 +117,7 @@ pub(super) async fn vllm(talk: &mut Conversation<'_>, listed: &Listed) -> Option
 
 /// `{"<dp rank>": {"publisher": "zmq", "endpoint": "tcp://*:5557", …}}`, each rank with its own port.
 pub(super) fn sources(body: &[u8], host: &str) -> Vec<KvEventSource> {
-    let ranks: BTreeMap<u32, Configured> = serde_json::from_slice(body).unwrap_or_default();
+    let ranks: BTreeMap<u32, KvEventsConfig> = serde_json::from_slice(body).unwrap_or_default();
     ranks
         .iter()
         .take(MAX_RANKS as usize)
@@ -134,7 +134,7 @@ pub(super) fn sources(body: &[u8], host: &str) -> Vec<KvEventSource> {
 
 /// What a person declared, over what the engine told.
 pub(super) fn with_declared(
-    listed: &Listed,
+    listed: &ListedInstance,
     dp_size: u32,
     told: Option<Vec<KvEventSource>>,
 ) -> Option<Vec<KvEventSource>> {

@@ -1,13 +1,13 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::cache::DeclaredKv;
-use crate::listing::sample;
-use crate::topology::Role;
+use crate::kv_cache::DeclaredKvFacts;
+use crate::listing::listed_instance;
+use crate::topology::EngineRole;
 
 fn told(members: &str) -> Vec<KvEventSource> {
     let body = format!(r#"{{"model_path":"m","dp_size":2,{members}}}"#);
-    sglang(&ServerInfo::parse(body.as_bytes()).unwrap(), "10.0.0.7")
+    sglang(&SglangServerInfo::parse(body.as_bytes()).unwrap(), "10.0.0.7")
 }
 
 #[test]
@@ -67,12 +67,12 @@ fn vllm_names_every_ranks_own_address() {
 
 #[test]
 fn what_a_person_declares_wins_and_counts_up_by_rank() {
-    let mut listed = sample("a", Role::Plain);
+    let mut listed = listed_instance("a", EngineRole::Plain);
     let engine = sources(br#"{"0":{"endpoint":"tcp://*:1","replay_endpoint":"tcp://*:2"}}"#, &listed.host);
     assert_eq!(with_declared(&listed, 1, Some(engine.clone())), Some(engine.clone()));
     assert_eq!(with_declared(&listed, 1, None), None);
 
-    listed.declared.kv = DeclaredKv { replay: Some("tcp://r:9".into()), ..DeclaredKv::default() };
+    listed.declared.kv = DeclaredKvFacts { replay: Some("tcp://r:9".into()), ..DeclaredKvFacts::default() };
     let replayed = with_declared(&listed, 1, Some(engine)).unwrap();
     assert_eq!(
         (replayed[0].endpoint.as_str(), replayed[0].replay.as_deref()),

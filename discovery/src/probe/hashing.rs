@@ -1,8 +1,8 @@
 //! How an engine hashes KV pages.
 
-use super::answers::{Metrics, ServerInfo};
+use super::responses::{SglangServerInfo, VllmMetrics};
 use super::version::release;
-use crate::cache::{DeclaredKv, KvHashing, VllmHash};
+use crate::kv_cache::{DeclaredKvFacts, EngineBlockHashing, VllmHashAlgorithm};
 
 /// What vLLM makes its first digest from if `PYTHONHASHSEED` is not set.
 const VLLM_SEED: &str = "vllm-none-hash";
@@ -15,7 +15,7 @@ const SGLANG_NO_NAMESPACE_UNTIL: (u32, u32, u32) = (0, 5, 6);
 /// Speculative algorithms with which SGLang hashes pairs of tokens.
 const SGLANG_BIGRAMS: [&str; 4] = ["EAGLE", "EAGLE3", "NEXTN", "FROZEN_KV_MTP"];
 
-pub(super) fn sglang(info: &ServerInfo) -> Option<KvHashing> {
+pub(super) fn sglang(info: &SglangServerInfo) -> Option<EngineBlockHashing> {
     if info.disable_radix_cache == Some(true) {
         return None;
     }
@@ -33,18 +33,22 @@ pub(super) fn sglang(info: &ServerInfo) -> Option<KvHashing> {
         (release >= SGLANG_NAMESPACE_SINCE || release <= SGLANG_NO_NAMESPACE_UNTIL)
             .then_some(release >= SGLANG_NAMESPACE_SINCE)
     });
-    Some(KvHashing::Sglang { namespaced, bigrams })
+    Some(EngineBlockHashing::Sglang { namespaced, bigrams })
 }
 
-pub(super) fn vllm(metrics: &Metrics, version: &str, declared: &DeclaredKv) -> Option<KvHashing> {
+pub(super) fn vllm(
+    metrics: &VllmMetrics,
+    version: &str,
+    declared: &DeclaredKvFacts,
+) -> Option<EngineBlockHashing> {
     if metrics.prefix_caching == Some(false) {
         return None;
     }
     let told = metrics.hash_algorithm.as_deref();
     let algorithm = match (declared.hash_algorithm, told) {
         (Some(algorithm), _) => algorithm,
-        (None, Some("sha256")) => VllmHash::Sha256,
-        (None, Some("sha256_cbor")) => VllmHash::Sha256Cbor,
+        (None, Some("sha256")) => VllmHashAlgorithm::Sha256,
+        (None, Some("sha256_cbor")) => VllmHashAlgorithm::Sha256Cbor,
         (None, other) => return other.map(|name| opaque(name.to_owned())),
     };
     if metrics.hash_block_size.is_some_and(|size| Some(size) != metrics.block_size) {
@@ -52,22 +56,22 @@ pub(super) fn vllm(metrics: &Metrics, version: &str, declared: &DeclaredKv) -> O
     }
     let constant = release(version).is_some_and(|release| release >= VLLM_SEED_SINCE);
     Some(match declared.hash_seed.clone().or_else(|| constant.then(|| VLLM_SEED.to_owned())) {
-        Some(seed) => KvHashing::Vllm { algorithm, seed },
+        Some(seed) => EngineBlockHashing::Vllm { algorithm, seed },
         None => opaque(format!("{algorithm} with an unknown seed")),
     })
 }
 
-fn opaque(name: String) -> KvHashing {
-    KvHashing::Opaque { name }
+fn opaque(name: String) -> EngineBlockHashing {
+    EngineBlockHashing::Opaque { name }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn sglang_with(version: &str, members: &str) -> Option<KvHashing> {
+    fn sglang_with(version: &str, members: &str) -> Option<EngineBlockHashing> {
         let body = format!(r#"{{"model_path":"m","version":"{version}"{members}}}"#);
-        sglang(&ServerInfo::parse(body.as_bytes()).unwrap())
+        sglang(&SglangServerInfo::parse(body.as_bytes()).unwrap())
     }
 
     #[test]
@@ -81,63 +85,67 @@ mod tests {
             ("0.5.22", None),
             ("0.0.0.dev1+g1", None),
         ] {
-            let expected = Some(KvHashing::Sglang { namespaced, bigrams: false });
+            let expected = Some(EngineBlockHashing::Sglang { namespaced, bigrams: false });
             assert_eq!(sglang_with(version, ""), expected, "{version}");
         }
     }
 
     #[test]
-    fn sglang_hashes_pairs_with_eagle_and_what_is_not_known_is_opaque() {
+    fn sglang_eagle_hashes_bigrams_and_unknown_is_opaque() {
         let bigrams = |algorithm: &str| match sglang_with(
             "0.5.23",
             &format!(r#","speculative_algorithm":"{algorithm}""#),
         ) {
-            Some(KvHashing::Sglang { bigrams, .. }) => Some(bigrams),
+            Some(EngineBlockHashing::Sglang { bigrams, .. }) => Some(bigrams),
             _ => None,
         };
         assert_eq!(bigrams("EAGLE3"), Some(true));
         assert_eq!(bigrams("eagle"), Some(true));
         assert_eq!(bigrams("NGRAM"), Some(false));
         assert_eq!(bigrams("EAGLE9"), None);
-        assert!(matches!(sglang_with("0.5.23", r#","dcp_size":2"#), Some(KvHashing::Opaque { .. })));
-        assert!(matches!(sglang_with("0.5.23", r#","dcp_size":1"#), Some(KvHashing::Sglang { .. })));
+        assert!(matches!(sglang_with("0.5.23", r#","dcp_size":2"#), Some(EngineBlockHashing::Opaque { .. })));
+        assert!(matches!(sglang_with("0.5.23", r#","dcp_size":1"#), Some(EngineBlockHashing::Sglang { .. })));
         assert_eq!(sglang_with("0.5.23", r#","disable_radix_cache":true"#), None);
     }
 
-    fn info(labels: &str) -> Metrics {
-        Metrics::parse(format!("vllm:cache_config_info{{block_size=\"16\",{labels}}} 1.0\n").as_bytes())
+    fn info(labels: &str) -> VllmMetrics {
+        VllmMetrics::parse(format!("vllm:cache_config_info{{block_size=\"16\",{labels}}} 1.0\n").as_bytes())
     }
 
     #[test]
     fn vllm_tells_its_algorithm_and_a_person_the_rest() {
-        let nothing = DeclaredKv::default();
+        let nothing = DeclaredKvFacts::default();
         let cbor = info(r#"prefix_caching_hash_algo="sha256_cbor""#);
-        let constant = KvHashing::Vllm { algorithm: VllmHash::Sha256Cbor, seed: VLLM_SEED.into() };
+        let constant =
+            EngineBlockHashing::Vllm { algorithm: VllmHashAlgorithm::Sha256Cbor, seed: VLLM_SEED.into() };
         assert_eq!(vllm(&cbor, "0.32.0", &nothing), Some(constant));
-        assert!(matches!(vllm(&cbor, "0.11.0", &nothing), Some(KvHashing::Opaque { .. })), "a random seed");
-        let declared = DeclaredKv {
-            hash_algorithm: Some(VllmHash::Sha256),
+        assert!(
+            matches!(vllm(&cbor, "0.11.0", &nothing), Some(EngineBlockHashing::Opaque { .. })),
+            "a random seed"
+        );
+        let declared = DeclaredKvFacts {
+            hash_algorithm: Some(VllmHashAlgorithm::Sha256),
             hash_seed: Some("0".into()),
             ..nothing.clone()
         };
-        let said = KvHashing::Vllm { algorithm: VllmHash::Sha256, seed: "0".into() };
+        let said = EngineBlockHashing::Vllm { algorithm: VllmHashAlgorithm::Sha256, seed: "0".into() };
         assert_eq!(vllm(&cbor, "0.11.0", &declared), Some(said));
-        let xxhash = KvHashing::Opaque { name: "xxhash_cbor".into() };
+        let xxhash = EngineBlockHashing::Opaque { name: "xxhash_cbor".into() };
         assert_eq!(
             vllm(&info(r#"prefix_caching_hash_algo="xxhash_cbor""#), "0.33.0", &nothing),
             Some(xxhash)
         );
-        assert_eq!(vllm(&Metrics::default(), "0.33.0", &nothing), None, "metrics are off");
+        assert_eq!(vllm(&VllmMetrics::default(), "0.33.0", &nothing), None, "metrics are off");
     }
 
     #[test]
-    fn vllm_without_prefix_cache_or_with_other_hash_blocks_is_not_predicted() {
-        let nothing = DeclaredKv::default();
+    fn vllm_without_prefix_cache_or_known_hash_is_unpredicted() {
+        let nothing = DeclaredKvFacts::default();
         let off = info(r#"enable_prefix_caching="False",prefix_caching_hash_algo="sha256""#);
         assert_eq!(vllm(&off, "0.33.0", &nothing), None);
         let finer = info(r#"hash_block_size="8",prefix_caching_hash_algo="sha256""#);
-        assert!(matches!(vllm(&finer, "0.33.0", &nothing), Some(KvHashing::Opaque { .. })));
+        assert!(matches!(vllm(&finer, "0.33.0", &nothing), Some(EngineBlockHashing::Opaque { .. })));
         let same = info(r#"hash_block_size="16",prefix_caching_hash_algo="sha256""#);
-        assert!(matches!(vllm(&same, "0.33.0", &nothing), Some(KvHashing::Vllm { .. })));
+        assert!(matches!(vllm(&same, "0.33.0", &nothing), Some(EngineBlockHashing::Vllm { .. })));
     }
 }

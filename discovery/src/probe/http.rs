@@ -2,25 +2,25 @@
 
 use std::time::Instant;
 
-use moongate_runtime::{Trust, plain_http, tls_remedy};
+use moongate_runtime::{ClientTls, plain_http_client, tls_error_hint};
 
 use crate::error::DiscoveryError;
 use crate::options::ProbeOptions;
-use crate::probe::report::{Check, CheckOutcome};
+use crate::probe::report::{ProbeCheck, ProbeCheckOutcome};
 
 /// Largest answer that is read. `/metrics` of a many-rank engine is a few hundred KiB.
 pub(crate) const MAX_BODY: usize = 4 << 20;
 
 /// Asks one engine, and keeps a record of every exchange.
-pub(crate) struct Conversation<'a> {
+pub(crate) struct ProbeSession<'a> {
     client: &'a reqwest::Client,
     api_key: Option<&'a str>,
-    pub(crate) checks: Vec<Check>,
+    pub(crate) checks: Vec<ProbeCheck>,
 }
 
 /// A status and a body.
 #[derive(Debug, Clone)]
-pub(crate) struct Answer {
+pub(crate) struct ProbeResponse {
     pub(crate) url: String,
     pub(crate) status: u16,
     pub(crate) body: Vec<u8>,
@@ -28,21 +28,21 @@ pub(crate) struct Answer {
 
 /// Why there is no usable answer, in words that name the URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Trouble {
+pub(crate) struct ProbeError {
     pub(crate) reason: String,
     pub(crate) timed_out: bool,
     /// The server answered with a status from 500 on.
     pub(crate) server_error: bool,
 }
 
-impl Trouble {
+impl ProbeError {
     pub(crate) fn new(reason: String) -> Self {
         Self { reason, timed_out: false, server_error: false }
     }
 }
 
 pub(crate) fn client(options: &ProbeOptions) -> Result<reqwest::Client, DiscoveryError> {
-    let builder = options.trust.as_ref().map_or_else(plain_http, Trust::http);
+    let builder = options.trust.as_ref().map_or_else(plain_http_client, ClientTls::http_client);
     builder
         .timeout(options.timeout)
         .connect_timeout(options.connect_timeout)
@@ -54,41 +54,41 @@ pub(crate) fn client(options: &ProbeOptions) -> Result<reqwest::Client, Discover
         .map_err(|error| DiscoveryError::HttpClient(root_cause(&error)))
 }
 
-impl<'a> Conversation<'a> {
+impl<'a> ProbeSession<'a> {
     pub(crate) fn new(client: &'a reqwest::Client, api_key: Option<&'a str>) -> Self {
         Self { client, api_key, checks: Vec::new() }
     }
 
     /// One GET; any status is an answer.
-    pub(crate) async fn get(&mut self, url: String) -> Result<Answer, Trouble> {
+    pub(crate) async fn get(&mut self, url: String) -> Result<ProbeResponse, ProbeError> {
         let begun = Instant::now();
         let outcome = self.exchange(&url).await;
         let took = begun.elapsed();
-        let mut check = Check {
+        let mut check = ProbeCheck {
             url: url.clone(),
-            outcome: CheckOutcome::TimedOut,
-            took,
-            concluded: String::new(),
-            mend: None,
+            outcome: ProbeCheckOutcome::TimedOut,
+            duration: took,
+            conclusion: String::new(),
+            fix: None,
         };
         let result = match outcome {
             Ok((status, body)) => {
-                check.outcome = CheckOutcome::Answered(status);
-                Ok(Answer { url, status, body })
+                check.outcome = ProbeCheckOutcome::Status(status);
+                Ok(ProbeResponse { url, status, body })
             }
-            Err(Failure { outcome, mend }) => {
-                let trouble = Trouble {
+            Err(ProbeExchangeError { outcome, mend }) => {
+                let trouble = ProbeError {
                     reason: match mend {
                         Some(mend) => format!("GET {url}: {outcome}; {mend}"),
                         None => format!("GET {url}: {outcome}"),
                     },
-                    timed_out: outcome == CheckOutcome::TimedOut,
+                    timed_out: outcome == ProbeCheckOutcome::TimedOut,
                     server_error: false,
                 };
                 check.outcome = outcome;
-                check.concluded = "nothing".to_owned();
+                check.conclusion = "nothing".to_owned();
                 let mend = mend.unwrap_or("check that the engine runs, and its host and port");
-                check.mend = Some(mend.to_owned());
+                check.fix = Some(mend.to_owned());
                 Err(trouble)
             }
         };
@@ -97,24 +97,24 @@ impl<'a> Conversation<'a> {
     }
 
     /// Says what the last exchange told.
-    pub(crate) fn concluded(&mut self, text: impl Into<String>) {
+    pub(crate) fn set_conclusion(&mut self, text: impl Into<String>) {
         if let Some(check) = self.checks.last_mut() {
-            check.concluded = text.into();
+            check.conclusion = text.into();
         }
     }
 
     /// Says what the last exchange told, what to do about it, and answers both as the reason.
-    pub(crate) fn mend(&mut self, concluded: impl Into<String>, mend: impl Into<String>) -> String {
+    pub(crate) fn set_fix(&mut self, concluded: impl Into<String>, mend: impl Into<String>) -> String {
         let (concluded, mend) = (concluded.into(), mend.into());
         let reason = format!("{concluded}; {mend}");
         if let Some(check) = self.checks.last_mut() {
-            check.concluded = concluded;
-            check.mend = Some(mend);
+            check.conclusion = concluded;
+            check.fix = Some(mend);
         }
         reason
     }
 
-    async fn exchange(&self, url: &str) -> Result<(u16, Vec<u8>), Failure> {
+    async fn exchange(&self, url: &str) -> Result<(u16, Vec<u8>), ProbeExchangeError> {
         let mut request = self.client.get(url);
         if let Some(key) = self.api_key {
             request = request.bearer_auth(key);
@@ -124,8 +124,9 @@ impl<'a> Conversation<'a> {
         let mut body = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(failure)? {
             if body.len() + chunk.len() > MAX_BODY {
-                let outcome = CheckOutcome::Failed(format!("the answer is larger than {MAX_BODY} bytes"));
-                return Err(Failure { outcome, mend: None });
+                let outcome =
+                    ProbeCheckOutcome::Failed(format!("the answer is larger than {MAX_BODY} bytes"));
+                return Err(ProbeExchangeError { outcome, mend: None });
             }
             body.extend_from_slice(&chunk);
         }
@@ -134,17 +135,20 @@ impl<'a> Conversation<'a> {
 }
 
 /// An exchange without an answer.
-struct Failure {
-    outcome: CheckOutcome,
+struct ProbeExchangeError {
+    outcome: ProbeCheckOutcome,
     /// What to do about it, if TLS was the trouble.
     mend: Option<&'static str>,
 }
 
-fn failure(error: reqwest::Error) -> Failure {
+fn failure(error: reqwest::Error) -> ProbeExchangeError {
     if error.is_timeout() {
-        return Failure { outcome: CheckOutcome::TimedOut, mend: None };
+        return ProbeExchangeError { outcome: ProbeCheckOutcome::TimedOut, mend: None };
     }
-    Failure { outcome: CheckOutcome::Failed(root_cause(&error)), mend: tls_remedy(&error) }
+    ProbeExchangeError {
+        outcome: ProbeCheckOutcome::Failed(root_cause(&error)),
+        mend: tls_error_hint(&error),
+    }
 }
 
 /// The innermost cause: "Connection refused" says more than "error sending request".

@@ -9,41 +9,41 @@ use crate::topology::EngineFacts;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProbeReport {
     /// Every exchange, in order.
-    pub checks: Vec<Check>,
+    pub checks: Vec<ProbeCheck>,
     /// What follows from them.
-    pub verdict: Verdict,
+    pub verdict: ProbeVerdict,
 }
 
 /// One HTTP exchange with an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Check {
+pub struct ProbeCheck {
     /// The URL that was read with GET.
     pub url: String,
     /// What came back.
-    pub outcome: CheckOutcome,
+    pub outcome: ProbeCheckOutcome,
     /// How long it took.
-    pub took: Duration,
+    pub duration: Duration,
     /// What this tells about the engine.
-    pub concluded: String,
+    pub conclusion: String,
     /// What a person can do about it; `None` if nothing is wrong.
-    pub mend: Option<String>,
+    pub fix: Option<String>,
 }
 
 /// How an exchange ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CheckOutcome {
+pub enum ProbeCheckOutcome {
     /// An HTTP status arrived, and a body within bounds.
-    Answered(u16),
+    Status(u16),
     /// Nothing usable arrived within the time limit.
     TimedOut,
     /// Not even a status, such as "connection refused".
     Failed(String),
 }
 
-impl fmt::Display for CheckOutcome {
+impl fmt::Display for ProbeCheckOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Answered(status) => write!(f, "HTTP {status}"),
+            Self::Status(status) => write!(f, "HTTP {status}"),
             Self::TimedOut => f.write_str("no answer in time"),
             Self::Failed(why) => f.write_str(why),
         }
@@ -52,7 +52,7 @@ impl fmt::Display for CheckOutcome {
 
 /// What a probe concluded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ProbeVerdict {
     /// The engine serves, in the role it is listed with.
     Ready(EngineFacts),
     /// A vLLM engine serves, but does not say how it moves KV. A decode may take it from its prefills.

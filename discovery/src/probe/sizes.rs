@@ -1,12 +1,12 @@
 //! How much is taken of engines' answers: for fuzzing.
 
-use super::answers::{self, Metrics, Models, ServerInfo};
+use super::responses::{self, ServedModels, SglangServerInfo, VllmMetrics};
 use super::{events, hashing, store};
-use crate::cache::{DeclaredKv, KvEventSource, KvHashing, KvStore, StoreKeys};
+use crate::kv_cache::{DeclaredKvFacts, EngineBlockHashing, EngineStoreFacts, KvEventSource, StoreKeyScheme};
 
 /// Numbers of things and lengths of texts that were taken of one body, whichever path it is the answer of.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct AnswerSizes {
+pub struct ProbeResponseSizes {
     /// Names of models.
     pub models: usize,
     /// Data-parallel ranks.
@@ -19,27 +19,27 @@ pub struct AnswerSizes {
 
 /// Reads `body` as the answer of every path that is requested.
 #[must_use]
-pub fn answer_sizes(body: &[u8]) -> AnswerSizes {
-    let declared = DeclaredKv::default();
+pub fn response_sizes(body: &[u8]) -> ProbeResponseSizes {
+    let declared = DeclaredKvFacts::default();
     let mut sources = events::sources(body, "engine");
     let mut texts: Vec<String> = Vec::new();
-    if let Some(info) = ServerInfo::parse(body) {
+    if let Some(info) = SglangServerInfo::parse(body) {
         sources.extend(events::sglang(&info, "engine"));
         texts.extend(info.tokenizer());
         texts.extend(store::sglang(&info, &declared).into_iter().flat_map(store_texts));
         let _ = (info.role(), info.priority_order(), hashing::sglang(&info));
     }
-    let models = Models::parse(body).unwrap_or_default();
-    texts.extend(answers::tokenizer(models.root.as_deref()));
+    let models = ServedModels::parse(body).unwrap_or_default();
+    texts.extend(responses::tokenizer(models.root.as_deref()));
     texts.extend(store_texts(store::vllm(models.root.as_deref(), &declared)));
-    let metrics = Metrics::parse(body);
-    let version = answers::version(body).unwrap_or_default();
-    if let Some(KvHashing::Opaque { name }) = hashing::vllm(&metrics, &version, &declared) {
+    let metrics = VllmMetrics::parse(body);
+    let version = responses::version(body).unwrap_or_default();
+    if let Some(EngineBlockHashing::Opaque { name }) = hashing::vllm(&metrics, &version, &declared) {
         texts.push(name);
     }
-    let ranks = answers::engine_ids(body).map_or(0, |ids| ids.len());
+    let ranks = responses::engine_ids(body).map_or(0, |ids| ids.len());
     texts.extend(sources.iter().map(|KvEventSource { topic, .. }| topic.clone()));
-    AnswerSizes {
+    ProbeResponseSizes {
         models: models.names.len(),
         ranks: ranks.max(metrics.ranks.and_then(|ranks| usize::try_from(ranks).ok()).unwrap_or(0)),
         event_sources: sources.len(),
@@ -47,11 +47,11 @@ pub fn answer_sizes(body: &[u8]) -> AnswerSizes {
     }
 }
 
-fn store_texts(store: KvStore) -> Vec<String> {
+fn store_texts(store: EngineStoreFacts) -> Vec<String> {
     let keys = match store.keys {
-        StoreKeys::Opaque { name } => vec![name],
-        StoreKeys::Sglang { prefix, .. } => prefix.into_iter().collect(),
-        StoreKeys::Vllm { prefix, model } => model.into_iter().chain([prefix]).collect(),
+        StoreKeyScheme::Opaque { name } => vec![name],
+        StoreKeyScheme::Sglang { prefix, .. } => prefix.into_iter().collect(),
+        StoreKeyScheme::Vllm { prefix, model } => model.into_iter().chain([prefix]).collect(),
     };
     keys.into_iter().chain(store.master).collect()
 }

@@ -2,8 +2,8 @@
 
 use serde::Deserialize;
 
-use super::answers::{ServerInfo, embedded};
-use crate::cache::{DeclaredKv, KvStore, StoreKeys};
+use super::responses::{SglangServerInfo, embedded};
+use crate::kv_cache::{DeclaredKvFacts, EngineStoreFacts, StoreKeyScheme};
 
 /// Tokens from which SGLang reads from the store if nothing else is configured.
 const SGLANG_PREFETCH_THRESHOLD: u32 = 256;
@@ -12,15 +12,15 @@ pub(crate) const MAX_TEXT: usize = 255;
 
 /// SGLang's `hicache_object_layout` of `/server_info`. The members that matter stand in an object of the same name.
 #[derive(Default, Deserialize)]
-struct Layout {
+struct HicacheLayoutBody {
     #[serde(default)]
-    hicache_object_layout: Keys,
+    hicache_object_layout: HicacheKeyLayout,
 }
 
 #[derive(Default, Deserialize)]
-struct Keys {
+struct HicacheKeyLayout {
     /// Absent if the engine has no store, `null` if keys have no prefix.
-    #[serde(default, deserialize_with = "super::answers::present")]
+    #[serde(default, deserialize_with = "super::responses::present")]
     key_prefix: Option<Option<String>>,
     #[serde(default)]
     is_mla_backend: Option<bool>,
@@ -30,7 +30,7 @@ struct Keys {
 
 /// What matters of SGLang's `--hicache-storage-backend-extra-config`.
 #[derive(Default, Deserialize)]
-struct Extra {
+struct HicacheExtraConfig {
     #[serde(default)]
     prefetch_threshold: Option<u32>,
     /// With engines of several tensor-parallel sizes on one store: the ranks that all of them write for.
@@ -40,24 +40,26 @@ struct Extra {
     master_server_address: Option<String>,
 }
 
-pub(super) fn sglang(info: &ServerInfo, declared: &DeclaredKv) -> Option<KvStore> {
+pub(super) fn sglang(info: &SglangServerInfo, declared: &DeclaredKvFacts) -> Option<EngineStoreFacts> {
     if info.enable_hierarchical_cache != Some(true)
         || info.hicache_storage_backend.as_deref() != Some("mooncake")
     {
         return None;
     }
-    let keys =
-        embedded::<Layout>(info.hicache_object_layout.as_ref()).unwrap_or_default().hicache_object_layout;
+    let keys = embedded::<HicacheLayoutBody>(info.hicache_object_layout.as_ref())
+        .unwrap_or_default()
+        .hicache_object_layout;
     let given = info.hicache_storage_backend_extra_config.as_ref();
     // A configuration that cannot be read here, such as `@file`, may say anything.
-    let extra: Option<Extra> = given.map_or_else(|| Some(Extra::default()), |given| embedded(Some(given)));
+    let extra: Option<HicacheExtraConfig> =
+        given.map_or_else(|| Some(HicacheExtraConfig::default()), |given| embedded(Some(given)));
     let threshold = extra.as_ref().map(|extra| extra.prefetch_threshold.unwrap_or(SGLANG_PREFETCH_THRESHOLD));
     let split = extra.as_ref().and_then(|extra| extra.tp_lcm_size);
     let prefix = keys.key_prefix.map(Option::unwrap_or_default).filter(|prefix| prefix.len() <= MAX_TEXT);
-    Some(KvStore {
+    Some(EngineStoreFacts {
         keys: match info.hicache_storage_key_scheme.as_deref() {
-            Some("unified") => StoreKeys::Opaque { name: "unified".to_owned() },
-            _ => StoreKeys::Sglang {
+            Some("unified") => StoreKeyScheme::Opaque { name: "unified".to_owned() },
+            _ => StoreKeyScheme::Sglang {
                 prefix: declared.store_key_prefix.clone().or(prefix),
                 mla: keys.is_mla_backend,
             },
@@ -77,17 +79,17 @@ pub(super) fn sglang(info: &ServerInfo, declared: &DeclaredKv) -> Option<KvStore
 }
 
 /// Tensor-parallel ranks that share one request's attention. With DP attention, the data-parallel ranks divide them among each other.
-fn attention_ranks(info: &ServerInfo) -> Option<u32> {
+fn attention_ranks(info: &SglangServerInfo) -> Option<u32> {
     let groups = if info.enable_dp_attention == Some(true) { info.dp_size.unwrap_or(1).max(1) } else { 1 };
     let groups = groups.checked_mul(info.attn_cp_size.unwrap_or(1).max(1))?;
     info.tp_size.filter(|size| *size >= groups && size % groups == 0).map(|size| size / groups)
 }
 
 /// vLLM tells that it has a store, and what the model part of its keys is made from; the rest is declared.
-pub(super) fn vllm(model_root: Option<&str>, declared: &DeclaredKv) -> KvStore {
+pub(super) fn vllm(model_root: Option<&str>, declared: &DeclaredKvFacts) -> EngineStoreFacts {
     let model = model_root.map(|root| root.trim_end_matches('/')).and_then(|root| root.rsplit('/').next());
-    KvStore {
-        keys: StoreKeys::Vllm {
+    EngineStoreFacts {
+        keys: StoreKeyScheme::Vllm {
             prefix: declared.store_key_prefix.clone().unwrap_or_default(),
             model: model.filter(|name| !name.is_empty() && name.len() <= MAX_TEXT).map(str::to_owned),
         },

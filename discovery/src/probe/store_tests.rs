@@ -1,15 +1,15 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::cache::PrefetchPolicy;
+use crate::kv_cache::PrefetchPolicy;
 
-fn told_with(members: &str, declared: &DeclaredKv) -> Option<KvStore> {
+fn told_with(members: &str, declared: &DeclaredKvFacts) -> Option<EngineStoreFacts> {
     let body = format!(r#"{{"model_path":"m","page_size":64,{members}}}"#);
-    sglang(&ServerInfo::parse(body.as_bytes()).unwrap(), declared)
+    sglang(&SglangServerInfo::parse(body.as_bytes()).unwrap(), declared)
 }
 
-fn told(members: &str) -> Option<KvStore> {
-    told_with(members, &DeclaredKv::default())
+fn told(members: &str) -> Option<EngineStoreFacts> {
+    told_with(members, &DeclaredKvFacts::default())
 }
 
 const ON: &str = r#""enable_hierarchical_cache":true,"hicache_storage_backend":"mooncake""#;
@@ -23,8 +23,8 @@ fn sglang_tells_its_layout() {
     ));
     assert_eq!(
         store,
-        Some(KvStore {
-            keys: StoreKeys::Sglang { prefix: Some("tiny".into()), mla: Some(false) },
+        Some(EngineStoreFacts {
+            keys: StoreKeyScheme::Sglang { prefix: Some("tiny".into()), mla: Some(false) },
             tp_size: Some(4),
             pp_size: Some(1),
             prefetch_threshold: Some(256),
@@ -34,18 +34,18 @@ fn sglang_tells_its_layout() {
     );
     let none =
         told(&format!(r#"{ON},"hicache_object_layout":{{"hicache_object_layout":{{"key_prefix":null}}}}"#));
-    assert_eq!(none.unwrap().keys, StoreKeys::Sglang { prefix: Some(String::new()), mla: None });
+    assert_eq!(none.unwrap().keys, StoreKeyScheme::Sglang { prefix: Some(String::new()), mla: None });
     let old = told(ON).unwrap();
-    assert_eq!(old.keys, StoreKeys::Sglang { prefix: None, mla: None }, "a version without layout");
+    assert_eq!(old.keys, StoreKeyScheme::Sglang { prefix: None, mla: None }, "a version without layout");
 }
 
 #[test]
-fn sglang_without_hierarchy_or_with_another_backend_has_no_store() {
+fn sglang_without_hicache_or_with_other_backend_has_no_store() {
     assert_eq!(told(r#""enable_hierarchical_cache":false,"hicache_storage_backend":"mooncake""#), None);
     assert_eq!(told(r#""enable_hierarchical_cache":true,"hicache_storage_backend":null"#), None);
     assert_eq!(told(r#""enable_hierarchical_cache":true,"hicache_storage_backend":"file""#), None);
     let unified = told(&format!(r#"{ON},"hicache_storage_key_scheme":"unified""#)).unwrap();
-    assert!(matches!(unified.keys, StoreKeys::Opaque { .. }));
+    assert!(matches!(unified.keys, StoreKeyScheme::Opaque { .. }));
 }
 
 #[test]
@@ -62,15 +62,15 @@ fn sglangs_extra_configuration_counts() {
     assert_eq!((store.prefetch_threshold, store.master), (Some(64), None), "a page at least");
     let file = extra(r#""@/etc/hicache.json""#);
     assert_eq!((file.prefetch_threshold, file.tp_size), (None, Some(2)), "not told");
-    let declared = DeclaredKv {
+    let declared = DeclaredKvFacts {
         prefetch_threshold: Some(300),
         tp_size: Some(16),
         store_key_prefix: Some("p".into()),
-        ..DeclaredKv::default()
+        ..DeclaredKvFacts::default()
     };
     let store = told_with(&format!("{ON},{LAYOUT}"), &declared).unwrap();
     assert_eq!((store.prefetch_threshold, store.tp_size), (Some(300), Some(16)));
-    assert_eq!(store.keys, StoreKeys::Sglang { prefix: Some("p".into()), mla: Some(false) });
+    assert_eq!(store.keys, StoreKeyScheme::Sglang { prefix: Some("p".into()), mla: Some(false) });
 }
 
 #[test]
@@ -85,19 +85,22 @@ fn data_parallel_attention_divides_the_ranks() {
 
 #[test]
 fn vllm_uses_the_last_part_of_the_models_path() {
-    let model = |root: Option<&str>| match vllm(root, &DeclaredKv::default()).keys {
-        StoreKeys::Vllm { model, prefix } if prefix.is_empty() => model,
+    let model = |root: Option<&str>| match vllm(root, &DeclaredKvFacts::default()).keys {
+        StoreKeyScheme::Vllm { model, prefix } if prefix.is_empty() => model,
         other => panic!("{other:?}"),
     };
     assert_eq!(model(Some("/models/tiny-qwen3")).as_deref(), Some("tiny-qwen3"));
     assert_eq!(model(Some("Qwen/Qwen3-32B/")).as_deref(), Some("Qwen3-32B"));
     assert_eq!(model(Some("/")), None);
     assert_eq!(model(None), None);
-    let declared =
-        DeclaredKv { tp_size: Some(2), store_key_prefix: Some("p".into()), ..DeclaredKv::default() };
+    let declared = DeclaredKvFacts {
+        tp_size: Some(2),
+        store_key_prefix: Some("p".into()),
+        ..DeclaredKvFacts::default()
+    };
     let store = vllm(Some("m"), &declared);
     assert_eq!((store.tp_size, store.prefetch_threshold), (Some(2), Some(0)));
-    assert_eq!(store.keys, StoreKeys::Vllm { prefix: "p".into(), model: Some("m".into()) });
+    assert_eq!(store.keys, StoreKeyScheme::Vllm { prefix: "p".into(), model: Some("m".into()) });
 }
 
 proptest! {

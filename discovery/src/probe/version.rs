@@ -15,7 +15,7 @@ mod tests {
     use super::release;
 
     #[test]
-    fn suffixes_are_ignored_and_builds_without_a_number_are_no_release() {
+    fn version_suffix_is_ignored_and_unnumbered_build_is_none() {
         assert_eq!(release("0.5.23"), Some((0, 5, 23)));
         assert_eq!(release("v0.5.6.post2"), Some((0, 5, 6)));
         assert_eq!(release("0.32.0rc1+cpu"), Some((0, 32, 0)));

@@ -4,54 +4,56 @@
 //! the prober's to find out. The kubelet brings a change with up to two minutes' delay; where that is too slow, use the
 //! Kubernetes source.
 
-pub(crate) mod follow;
-mod names;
+mod resolved_names;
+pub(crate) mod watch;
 
 use std::path::PathBuf;
 
-use rbg_api::{ClusterConfig, ClusterFile, Identity};
+use rbg_api::{DiscoveredGroup, DiscoveryFile, RbgIdentity};
 
-use crate::endpoint::{Endpoint, Scheme};
-use crate::error::FileError;
-use crate::listing::{Host, Listed, Update};
+use crate::endpoint::{EngineEndpoint, HttpScheme};
+use crate::error::TopologyFileError;
+use crate::listing::{ListedHost, ListedInstance, SourceUpdate};
 use crate::roles::{RoleNames, RolePorts, bootstrap_port, http_port};
-use crate::topology::{Declared, Engine, KvConnector, Place, Role, Source, Workload};
+use crate::topology::{
+    DeclaredFacts, EngineKind, EngineRole, InstanceSource, KubernetesWorkload, KvConnector, PhysicalLocation,
+};
 
-pub(crate) use self::names::{Names, system_resolver};
+pub(crate) use self::resolved_names::{ResolvedNames, system_resolver};
 
 /// Where Kubernetes mounts the pod's namespace.
 const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
 /// How RBG's discovery file is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RbgOptions {
+pub struct RbgDiscoveryOptions {
     /// The file; default `/etc/rbg/config.yaml`.
     pub path: PathBuf,
     /// Namespace of the group, appended to `<pod>.<service>` addresses; `None` leaves them as they are, which resolves
-    /// only from a pod in the same namespace. [`RbgOptions::from_env`] finds it.
+    /// only from a pod in the same namespace. [`RbgDiscoveryOptions::from_env`] finds it.
     pub namespace: Option<String>,
     /// Which roles are engines.
     pub roles: RoleNames,
     /// HTTP ports where the file names none.
     pub ports: RolePorts,
     /// How engines are spoken to: the file does not say it.
-    pub scheme: Scheme,
+    pub scheme: HttpScheme,
     /// Bootstrap port of prefills where neither the file nor the engine names one.
     pub bootstrap_port: Option<u16>,
     /// Engine kind of all engines of the group; `None`: asked.
-    pub engine: Option<Engine>,
+    pub engine: Option<EngineKind>,
     /// vLLM's connector in this group; `None`: asked.
     pub connector: Option<KvConnector>,
 }
 
-impl Default for RbgOptions {
+impl Default for RbgDiscoveryOptions {
     fn default() -> Self {
         Self {
             path: PathBuf::from(rbg_api::CLUSTER_FILE),
             namespace: None,
             roles: RoleNames::default(),
             ports: RolePorts::default(),
-            scheme: Scheme::default(),
+            scheme: HttpScheme::default(),
             bootstrap_port: None,
             engine: None,
             connector: None,
@@ -59,7 +61,7 @@ impl Default for RbgOptions {
     }
 }
 
-impl RbgOptions {
+impl RbgDiscoveryOptions {
     /// The defaults, with the namespace from `POD_NAMESPACE` or the mounted service account.
     #[must_use]
     pub fn from_env() -> Self {
@@ -72,15 +74,15 @@ impl RbgOptions {
 
 /// One instance of the file and the host names it may have.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Member {
+pub(crate) struct RbgMember {
     /// The address as in the file: stable, whatever name resolves.
     id: String,
     /// `None` for what is no engine, and listed for its place only.
-    role: Option<Role>,
+    role: Option<EngineRole>,
     port: u16,
     bootstrap_port: Option<u16>,
-    place: Place,
-    workload: Workload,
+    location: PhysicalLocation,
+    workload: KubernetesWorkload,
     /// The name as listed.
     pub(crate) host: String,
     /// The leader's name, in a role whose listed names are no pods'.
@@ -88,9 +90,9 @@ pub(crate) struct Member {
 }
 
 /// Reads the file's text.
-pub(crate) fn parse(text: &str, options: &RbgOptions) -> Result<Vec<Member>, FileError> {
-    let file: ClusterFile =
-        serde_saphyr::from_str(text).map_err(|error| FileError::Syntax(error.to_string()))?;
+pub(crate) fn parse(text: &str, options: &RbgDiscoveryOptions) -> Result<Vec<RbgMember>, TopologyFileError> {
+    let file: DiscoveryFile =
+        serde_saphyr::from_str(text).map_err(|error| TopologyFileError::Syntax(error.to_string()))?;
     let config = file.resolve()?;
     warn_of_another_group(&config);
     let namespace = options.namespace.as_deref().or(config.namespace.as_deref());
@@ -101,24 +103,25 @@ pub(crate) fn parse(text: &str, options: &RbgOptions) -> Result<Vec<Member>, Fil
             tracing::debug!(role = role.name, "role is no engine");
         }
         let group = Some(config.group.clone()).filter(|group| !group.is_empty());
-        let workload = Workload { group, role: Some(role.name.clone()), ..Workload::default() };
+        let workload =
+            KubernetesWorkload { group, role: Some(role.name.clone()), ..KubernetesWorkload::default() };
         for instance in &role.instances {
-            let place = Place::from(instance.place.clone());
-            if engine_role.is_none() && place == Place::default() {
+            let place = PhysicalLocation::from(instance.location.clone());
+            if engine_role.is_none() && place == PhysicalLocation::default() {
                 continue;
             }
             let ports = || instance.ports.iter().map(|(name, port)| (name.as_str(), *port));
-            members.push(Member {
+            members.push(RbgMember {
                 id: instance.address.clone(),
                 role: engine_role,
                 port: http_port(ports())
                     .or_else(|| engine_role.map(|role| options.ports.of(role)))
                     .unwrap_or_default(),
                 bootstrap_port: bootstrap_port(ports()).or(options.bootstrap_port),
-                place,
+                location: place,
                 workload: workload.clone(),
-                host: qualified(&instance.address, namespace),
-                alternative: instance.alternative.as_deref().map(|host| qualified(host, namespace)),
+                host: qualify(&instance.address, namespace),
+                alternative: instance.alternative.as_deref().map(|host| qualify(host, namespace)),
             });
         }
     }
@@ -128,7 +131,7 @@ pub(crate) fn parse(text: &str, options: &RbgOptions) -> Result<Vec<Member>, Fil
 }
 
 /// `<pod>.<service>` with the namespace; a longer name or an IP as it is.
-fn qualified(address: &str, namespace: Option<&str>) -> String {
+fn qualify(address: &str, namespace: Option<&str>) -> String {
     let is_pod_dot_service = address.matches('.').count() == 1;
     match namespace {
         Some(namespace) if is_pod_dot_service => format!("{address}.{namespace}"),
@@ -136,42 +139,48 @@ fn qualified(address: &str, namespace: Option<&str>) -> String {
     }
 }
 
-fn warn_of_another_group(config: &ClusterConfig) {
-    let own = Identity::from_env(|name| std::env::var(name).ok());
+fn warn_of_another_group(config: &DiscoveredGroup) {
+    let own = RbgIdentity::from_env(|name| std::env::var(name).ok());
     if let Some(own) = own.group.filter(|own| !config.group.is_empty() && *own != config.group) {
         tracing::warn!(own_group = own, file_group = config.group, "the discovery file is another group's");
     }
 }
 
 /// Engines as listed instances, under the host names that `names` decided for, and where the other members run.
-pub(crate) fn listing(members: &[Member], names: &Names, options: &RbgOptions, slot: usize) -> Update {
+pub(crate) fn listing(
+    members: &[RbgMember],
+    names: &ResolvedNames,
+    options: &RbgDiscoveryOptions,
+    slot: usize,
+) -> SourceUpdate {
     let instances = members.iter().filter_map(|member| member.listed(names.chosen(member), options));
     let others = members.iter().filter(|member| member.role.is_none());
-    let hosts = others.map(|member| Host { names: names.all(member), place: member.place.clone() });
-    Update { slot, instances: instances.collect(), hosts: hosts.collect() }
+    let hosts =
+        others.map(|member| ListedHost { names: names.all(member), location: member.location.clone() });
+    SourceUpdate { slot, instances: instances.collect(), hosts: hosts.collect() }
 }
 
-impl Member {
-    fn listed(&self, host: &str, options: &RbgOptions) -> Option<Listed> {
+impl RbgMember {
+    fn listed(&self, host: &str, options: &RbgDiscoveryOptions) -> Option<ListedInstance> {
         let role = self.role?;
-        let endpoint = Endpoint::from_parts(options.scheme, host, self.port)
+        let endpoint = EngineEndpoint::from_parts(options.scheme, host, self.port)
             .inspect_err(|error| tracing::error!(%error, "instance of the RBG file skipped"))
             .ok()?;
-        Some(Listed {
+        Some(ListedInstance {
             id: self.id.as_str().into(),
             role,
             url: endpoint.url,
             host: endpoint.host,
-            source: Source::Rbg,
-            place: self.place.clone(),
+            source: InstanceSource::Rbg,
+            location: self.location.clone(),
             workload: self.workload.clone(),
-            declared: Declared {
-                engine: options.engine.or_else(|| options.connector.map(|_| Engine::Vllm)),
+            declared: DeclaredFacts {
+                engine: options.engine.or_else(|| options.connector.map(|_| EngineKind::Vllm)),
                 connector: options.connector,
-                bootstrap_port: self.bootstrap_port.filter(|_| role == Role::Prefill),
-                ..Declared::default()
+                bootstrap_port: self.bootstrap_port.filter(|_| role == EngineRole::Prefill),
+                ..DeclaredFacts::default()
             },
-            held: None,
+            unavailable_reason: None,
         })
     }
 }

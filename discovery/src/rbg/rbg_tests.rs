@@ -3,42 +3,43 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::names::Resolve;
+use super::resolved_names::HostResolver;
 use super::*;
 
 /// Recorded ConfigMap content of a live group.
 const RECORDED: &str = include_str!("../../tests/data/rbg-config-pd-mooncake.yaml");
 
-fn listed(text: &str, options: &RbgOptions) -> Vec<Listed> {
-    listing(&parse(text, options).unwrap(), &Names::default(), options, 0).instances
+fn listed(text: &str, options: &RbgDiscoveryOptions) -> Vec<ListedInstance> {
+    listing(&parse(text, options).unwrap(), &ResolvedNames::default(), options, 0).instances
 }
 
 #[test]
 fn the_recorded_group_has_one_prefill_and_one_decode() {
-    let options = RbgOptions { namespace: Some("prod".into()), ..RbgOptions::default() };
+    let options = RbgDiscoveryOptions { namespace: Some("prod".into()), ..RbgDiscoveryOptions::default() };
     let listed = listed(RECORDED, &options);
     let seen: Vec<_> = listed.iter().map(|instance| (instance.role, instance.url.as_str())).collect();
     assert_eq!(
         seen,
         [
             (
-                Role::Decode,
+                EngineRole::Decode,
                 "http://sglang-pd-with-mooncake-decode-0.s-sglang-pd-with-mooncake-decode.prod:8000"
             ),
             (
-                Role::Prefill,
+                EngineRole::Prefill,
                 "http://sglang-pd-with-mooncake-prefill-0.s-sglang-pd-with-mooncake-prefill.prod:8000"
             ),
         ]
     );
     assert_eq!(listed[0].id, "sglang-pd-with-mooncake-decode-0.s-sglang-pd-with-mooncake-decode".into());
-    assert!(listed.iter().all(|instance| instance.held.is_none()));
+    assert!(listed.iter().all(|instance| instance.unavailable_reason.is_none()));
 }
 
 #[test]
 fn ports_of_the_file_win_over_the_defaults() {
     let text = "group: {name: g, roles: [prefill]}\nroles:\n  prefill:\n    instances:\n    - address: a.b\n      ports: {h_ttp: 30000, bootstrap: 9000, metrics: 1}\n";
-    let prefill = &listed(text, &RbgOptions { bootstrap_port: Some(1), ..RbgOptions::default() })[0];
+    let prefill =
+        &listed(text, &RbgDiscoveryOptions { bootstrap_port: Some(1), ..RbgDiscoveryOptions::default() })[0];
     assert_eq!(prefill.url, "http://a.b:30000");
     assert_eq!(prefill.declared.bootstrap_port, Some(9000));
 }
@@ -46,75 +47,80 @@ fn ports_of_the_file_win_over_the_defaults() {
 #[test]
 fn the_file_may_say_where_instances_run() {
     let text = "group: {name: g, roles: [prefill]}\nroles:\n  prefill:\n    instances:\n    - address: a.b\n      place: {node: n1, nvlink_domain: d1, rack: r1, zone: z1, region: x}\n    - address: c.d\n";
-    let listed = listed(text, &RbgOptions::default());
+    let listed = listed(text, &RbgDiscoveryOptions::default());
     let some = |name: &str| Some(name.to_owned());
-    let place = Place { zone: some("z1"), rack: some("r1"), node: some("n1"), nvlink_domain: some("d1") };
-    assert_eq!(listed[0].place, place);
-    assert_eq!(listed[1].place, Place::default());
+    let location =
+        PhysicalLocation { zone: some("z1"), rack: some("r1"), node: some("n1"), nvlink_domain: some("d1") };
+    assert_eq!(listed[0].location, location);
+    assert_eq!(listed[1].location, PhysicalLocation::default());
 }
 
 #[tokio::test]
 async fn places_of_store_nodes_are_known_by_name_and_address() {
     let text = "group: {name: g, roles: [store]}\nroles:\n  store:\n    instances:\n    - address: g-store-0.s-g-store\n      place: {node: n1}\n    - address: g-store-1.s-g-store\n";
-    let options = RbgOptions { namespace: Some("prod".into()), ..RbgOptions::default() };
+    let options = RbgDiscoveryOptions { namespace: Some("prod".into()), ..RbgDiscoveryOptions::default() };
     let members = parse(text, &options).unwrap();
-    let mut names = Names::default();
-    let resolve: Resolve = Arc::new(|_| Box::pin(async { vec![IpAddr::from([10, 0, 0, 7])] }));
-    names.look(&members, &resolve).await;
+    let mut names = ResolvedNames::default();
+    let resolve: HostResolver = Arc::new(|_| Box::pin(async { vec![IpAddr::from([10, 0, 0, 7])] }));
+    names.resolve(&members, &resolve).await;
     let update = listing(&members, &names, &options, 0);
     let known = ["g-store-0", "g-store-0.s-g-store.prod", "10.0.0.7"].map(str::to_owned);
-    let place = Place { node: Some("n1".into()), ..Place::default() };
-    assert_eq!(update.hosts, [Host { names: known.into(), place }], "nothing is said of the other one");
+    let location = PhysicalLocation { node: Some("n1".into()), ..PhysicalLocation::default() };
+    assert_eq!(
+        update.hosts,
+        [ListedHost { names: known.into(), location }],
+        "nothing is said of the other one"
+    );
     assert_eq!(update.instances, []);
 }
 
 #[test]
 fn full_names_and_addresses_are_not_qualified() {
-    assert_eq!(qualified("a.b", Some("ns")), "a.b.ns");
-    assert_eq!(qualified("a.b", None), "a.b");
-    assert_eq!(qualified("a.b.ns.svc.cluster.local", Some("ns")), "a.b.ns.svc.cluster.local");
-    assert_eq!(qualified("10.0.0.1", Some("ns")), "10.0.0.1");
-    assert_eq!(qualified("fd00::1", Some("ns")), "fd00::1");
+    assert_eq!(qualify("a.b", Some("ns")), "a.b.ns");
+    assert_eq!(qualify("a.b", None), "a.b");
+    assert_eq!(qualify("a.b.ns.svc.cluster.local", Some("ns")), "a.b.ns.svc.cluster.local");
+    assert_eq!(qualify("10.0.0.1", Some("ns")), "10.0.0.1");
+    assert_eq!(qualify("fd00::1", Some("ns")), "fd00::1");
 }
 
 #[tokio::test]
 async fn dns_tells_a_leader_worker_role_and_a_name_in_use_stays() {
-    let options = RbgOptions::default();
+    let options = RbgDiscoveryOptions::default();
     let text = "group: {name: g, roles: [prefill, decode]}\nroles:\n  prefill: {instances: [{address: g-prefill-0.s-g-prefill}]}\n  decode: {instances: [{address: g-decode-0.s-g-decode}]}\n";
     let members = parse(text, &options).unwrap();
-    let mut names = Names::default();
-    let existing = |hosts: &'static [&'static str]| -> Resolve {
+    let mut names = ResolvedNames::default();
+    let existing = |hosts: &'static [&'static str]| -> HostResolver {
         let address = |host: String| hosts.contains(&host.as_str()).then_some(IpAddr::from([10, 0, 0, 7]));
         Arc::new(move |host: String| Box::pin(async move { address(host).into_iter().collect() }))
     };
-    let urls = |names: &Names| -> Vec<String> {
+    let urls = |names: &ResolvedNames| -> Vec<String> {
         listing(&members, names, &options, 0).instances.into_iter().map(|instance| instance.url).collect()
     };
-    names.look(&members, &existing(&["g-decode-0.s-g-decode", "g-prefill-0-0.s-g-prefill"])).await;
+    names.resolve(&members, &existing(&["g-decode-0.s-g-decode", "g-prefill-0-0.s-g-prefill"])).await;
     let leader = ["http://g-decode-0.s-g-decode:8000", "http://g-prefill-0-0.s-g-prefill:8000"];
     assert_eq!(urls(&names), leader);
-    names.look(&members, &existing(&[])).await;
+    names.resolve(&members, &existing(&[])).await;
     assert_eq!(urls(&names), leader, "a restarting pod does not change its name");
-    names.look(&members, &existing(&["g-prefill-0.s-g-prefill", "g-prefill-0-0.s-g-prefill"])).await;
+    names.resolve(&members, &existing(&["g-prefill-0.s-g-prefill", "g-prefill-0-0.s-g-prefill"])).await;
     assert_eq!(urls(&names), leader);
-    names.look(&members, &existing(&["g-prefill-0.s-g-prefill"])).await;
+    names.resolve(&members, &existing(&["g-prefill-0.s-g-prefill"])).await;
     assert_eq!(urls(&names)[1], "http://g-prefill-0.s-g-prefill:8000", "the role became standalone");
 }
 
 #[test]
 fn a_wrong_file_says_where() {
-    let options = RbgOptions::default();
+    let options = RbgDiscoveryOptions::default();
     let error = parse("group: {name: g}\nroles:\n  prefill: [\n", &options).unwrap_err();
-    assert!(matches!(&error, FileError::Syntax(text) if text.contains("line")), "{error}");
+    assert!(matches!(&error, TopologyFileError::Syntax(text) if text.contains("line")), "{error}");
     assert!(parse("", &options).is_err());
-    assert!(matches!(parse("a: 1", &options), Err(FileError::Rbg(_))));
+    assert!(matches!(parse("a: 1", &options), Err(TopologyFileError::Rbg(_))));
 }
 
 proptest! {
     #[test]
     fn arbitrary_text_never_panics(text in "\\PC{0,200}") {
-        if let Ok(members) = parse(&text, &RbgOptions::default()) {
-            listing(&members, &Names::default(), &RbgOptions::default(), 0);
+        if let Ok(members) = parse(&text, &RbgDiscoveryOptions::default()) {
+            listing(&members, &ResolvedNames::default(), &RbgDiscoveryOptions::default(), 0);
         }
     }
 
@@ -125,8 +131,8 @@ proptest! {
         body in "(\\{replicas: [0-9]{1,3}, excludes: \\[[0-9]\\]\\}|\\{instances: \\[\\{address: '?[a-z0-9.:-]{0,12}'?, ports: \\{http: [0-9]{1,6}\\}\\}\\]\\})",
     ) {
         let text = format!("group: {group}\nroles:\n  {role}: {body}\n");
-        if let Ok(members) = parse(&text, &RbgOptions::default()) {
-            listing(&members, &Names::default(), &RbgOptions::default(), 0);
+        if let Ok(members) = parse(&text, &RbgDiscoveryOptions::default()) {
+            listing(&members, &ResolvedNames::default(), &RbgDiscoveryOptions::default(), 0);
         }
     }
 }

@@ -17,31 +17,31 @@ const ALL_RANKS: [&str; 4] =
     ["prefill_dp_rank=-1", "prefill_cp_rank=-1", "target_tp_rank=-1", "target_pp_rank=-1"];
 
 #[derive(Default)]
-struct Script {
-    answers: BTreeMap<String, Answer>,
-    asked: BTreeMap<String, usize>,
+struct ServerScript {
+    replies: BTreeMap<String, ScriptedReply>,
+    request_counts: BTreeMap<String, usize>,
     authorizations: Vec<String>,
 }
 
 #[derive(Clone)]
-enum Answer {
+enum ScriptedReply {
     Body(u16, String),
-    Never,
+    Hang,
 }
 
 /// One listening server with scripted answers; unknown paths are 404.
 #[derive(Clone)]
-pub(crate) struct Server {
+pub(crate) struct ScriptedServer {
     pub(crate) port: u16,
-    script: Arc<Mutex<Script>>,
+    script: Arc<Mutex<ServerScript>>,
 }
 
-impl Server {
+impl ScriptedServer {
     pub(crate) async fn start(supervisor: &Supervisor) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let script = Arc::<Mutex<Script>>::default();
-        let app = Router::new().fallback(answer).with_state(script.clone());
+        let script = Arc::<Mutex<ServerScript>>::default();
+        let app = Router::new().fallback(respond).with_state(script.clone());
         supervisor.spawn("fake-engine", async move { axum::serve(listener, app).await.unwrap() });
         Self { port, script }
     }
@@ -51,16 +51,16 @@ impl Server {
     }
 
     pub(crate) fn on(&self, path: &str, status: u16, body: impl ToString) -> &Self {
-        self.script.lock().answers.insert(path.to_owned(), Answer::Body(status, body.to_string()));
+        self.script.lock().replies.insert(path.to_owned(), ScriptedReply::Body(status, body.to_string()));
         self
     }
 
-    pub(crate) fn never_answers(&self, path: &str) {
-        self.script.lock().answers.insert(path.to_owned(), Answer::Never);
+    pub(crate) fn hang(&self, path: &str) {
+        self.script.lock().replies.insert(path.to_owned(), ScriptedReply::Hang);
     }
 
-    pub(crate) fn asked(&self, path: &str) -> usize {
-        self.script.lock().asked.get(path).copied().unwrap_or(0)
+    pub(crate) fn request_count(&self, path: &str) -> usize {
+        self.script.lock().request_counts.get(path).copied().unwrap_or(0)
     }
 
     pub(crate) fn authorizations(&self) -> Vec<String> {
@@ -68,23 +68,27 @@ impl Server {
     }
 }
 
-async fn answer(State(script): State<Arc<Mutex<Script>>>, request: Request) -> Response {
+async fn respond(State(script): State<Arc<Mutex<ServerScript>>>, request: Request) -> Response {
     let path = request.uri().path().to_owned();
     let query = request.uri().query().unwrap_or_default();
     let answer = {
         let mut script = script.lock();
-        *script.asked.entry(path.clone()).or_default() += 1;
+        *script.request_counts.entry(path.clone()).or_default() += 1;
         if let Some(value) = request.headers().get("authorization") {
             script.authorizations.push(value.to_str().unwrap().to_owned());
         }
-        script.answers.get(&path).cloned()
+        script.replies.get(&path).cloned()
     };
     match answer {
-        Some(Answer::Body(..)) if path == "/route" && ALL_RANKS.iter().any(|part| !query.contains(part)) => {
+        Some(ScriptedReply::Body(..))
+            if path == "/route" && ALL_RANKS.iter().any(|part| !query.contains(part)) =>
+        {
             (StatusCode::BAD_REQUEST, "missing inputs").into_response()
         }
-        Some(Answer::Body(status, body)) => (StatusCode::from_u16(status).unwrap(), body).into_response(),
-        Some(Answer::Never) => std::future::pending().await,
+        Some(ScriptedReply::Body(status, body)) => {
+            (StatusCode::from_u16(status).unwrap(), body).into_response()
+        }
+        Some(ScriptedReply::Hang) => std::future::pending().await,
         None => (StatusCode::NOT_FOUND, r#"{"detail":"Not Found"}"#).into_response(),
     }
 }
@@ -96,7 +100,7 @@ pub(crate) fn models(names: &[&str]) -> Value {
 }
 
 /// SGLang's HTTP face, `mode` as `disaggregation_mode` reports it.
-pub(crate) fn sglang(server: &Server, mode: &str, bootstrap_port: u16) {
+pub(crate) fn sglang(server: &ScriptedServer, mode: &str, bootstrap_port: u16) {
     let info = json!({
         "model_path": "/models/tiny", "served_model_name": "tiny", "disaggregation_mode": mode,
         "disaggregation_bootstrap_port": bootstrap_port, "version": "0.5.23", "dp_size": 2, "page_size": 64,
@@ -106,7 +110,7 @@ pub(crate) fn sglang(server: &Server, mode: &str, bootstrap_port: u16) {
 }
 
 /// SGLang's bootstrap server, before or after all ranks are registered.
-pub(crate) fn sglang_bootstrap(server: &Server, complete: bool) {
+pub(crate) fn sglang_bootstrap(server: &ScriptedServer, complete: bool) {
     if complete {
         let info = json!({"attn_tp_size": 1, "dp_size": 2, "pp_size": 1, "page_size": 64, "follow_bootstrap_room": true});
         server.on("/route", 200, info);
@@ -116,7 +120,7 @@ pub(crate) fn sglang_bootstrap(server: &Server, complete: bool) {
 }
 
 /// vLLM's HTTP face with the given `/metrics`.
-pub(crate) fn vllm(server: &Server, metrics: &str) {
+pub(crate) fn vllm(server: &ScriptedServer, metrics: &str) {
     server
         .on("/version", 200, json!({"version": "0.33.0"}))
         .on("/server_info", 200, json!({"vllm_config": "…"}))
@@ -125,7 +129,7 @@ pub(crate) fn vllm(server: &Server, metrics: &str) {
 }
 
 /// The bootstrap server of vLLM's MooncakeConnector.
-pub(crate) fn mooncake_query(server: &Server, engine_id: &str) {
+pub(crate) fn mooncake_query(server: &ScriptedServer, engine_id: &str) {
     server.on(
         "/query",
         200,

@@ -19,19 +19,19 @@ use tokio::sync::{mpsc, watch};
 
 /// An API server with one namespace, `ns`.
 #[derive(Clone)]
-pub(crate) struct Api {
+pub(crate) struct FakePodApi {
     port: u16,
-    cluster: Arc<Mutex<Cluster>>,
+    cluster: Arc<Mutex<FakePodApiState>>,
     failures: watch::Receiver<usize>,
 }
 
-struct Cluster {
+struct FakePodApiState {
     version: u64,
     pods: BTreeMap<String, Value>,
     /// Everything that happened, for a watch that begins at an earlier version.
     history: Vec<(u64, Value)>,
     watches: Vec<(String, mpsc::UnboundedSender<Value>)>,
-    silent: bool,
+    stalled: bool,
     failing: bool,
     lists: usize,
     failures: watch::Sender<usize>,
@@ -51,17 +51,17 @@ pub(crate) fn pod(name: &str, uid: &str, role: &str, port: u16) -> Value {
     })
 }
 
-impl Api {
+impl FakePodApi {
     pub(crate) async fn start(supervisor: &Supervisor) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let (count, failures) = watch::channel(0);
-        let cluster = Arc::new(Mutex::new(Cluster {
+        let cluster = Arc::new(Mutex::new(FakePodApiState {
             version: 100,
             pods: BTreeMap::new(),
             history: Vec::new(),
             watches: Vec::new(),
-            silent: false,
+            stalled: false,
             failing: false,
             lists: 0,
             failures: count,
@@ -88,7 +88,7 @@ impl Api {
         pod["metadata"]["resourceVersion"] = json!(cluster.version.to_string());
         let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
         let kind = if cluster.pods.insert(name, pod.clone()).is_some() { "MODIFIED" } else { "ADDED" };
-        cluster.tell(kind, &pod);
+        cluster.notify_watches(kind, &pod);
     }
 
     pub(crate) fn delete(&self, name: &str) {
@@ -96,12 +96,12 @@ impl Api {
         cluster.version += 1;
         let mut pod = cluster.pods.remove(name).unwrap();
         pod["metadata"]["resourceVersion"] = json!(cluster.version.to_string());
-        cluster.tell("DELETED", &pod);
+        cluster.notify_watches("DELETED", &pod);
     }
 
     /// From now on watches stay open and tell nothing.
-    pub(crate) fn silence(&self) {
-        self.cluster.lock().silent = true;
+    pub(crate) fn stall_watches(&self) {
+        self.cluster.lock().stalled = true;
     }
 
     /// Ends all watches and refuses every request, or stops refusing.
@@ -121,10 +121,10 @@ impl Api {
     }
 }
 
-impl Cluster {
-    fn tell(&mut self, kind: &str, pod: &Value) {
+impl FakePodApiState {
+    fn notify_watches(&mut self, kind: &str, pod: &Value) {
         let event = json!({"type": kind, "object": pod});
-        if !self.silent {
+        if !self.stalled {
             self.watches
                 .retain(|(selector, watch)| !matches(selector, pod) || watch.send(event.clone()).is_ok());
         }
@@ -145,7 +145,7 @@ fn matches(selector: &str, pod: &Value) -> bool {
 }
 
 async fn pods(
-    State(cluster): State<Arc<Mutex<Cluster>>>,
+    State(cluster): State<Arc<Mutex<FakePodApiState>>>,
     Query(query): Query<BTreeMap<String, String>>,
 ) -> Response {
     let mut cluster = cluster.lock();
@@ -165,7 +165,7 @@ async fn pods(
     let since: u64 = query.get("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or(0);
     let (send, receive) = mpsc::unbounded_channel();
     for (version, event) in &cluster.history {
-        if *version > since && !cluster.silent && matches(&selector, &event["object"]) {
+        if *version > since && !cluster.stalled && matches(&selector, &event["object"]) {
             send.send(event.clone()).unwrap();
         }
     }

@@ -8,15 +8,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use moongate_prompt::{ChatBody, Engine, Limits, Model, Now, TextPrompt};
+use moongate_prompt::{ChatBody, PromptDialect, PromptLimits, PromptTokenizer, TemplateTime, TextPrompt};
 use serde_json::{Value, json};
 
-const TOKENS: usize = 131_072;
+const CONVERSATION_TOKENS: usize = 131_072;
 
 /// A tokenizer keeps the words it has met, so text that is timed must be new to it: `seed` makes words of its own.
-struct Words(u64);
+struct UniqueWords(u64);
 
-impl Words {
+impl UniqueWords {
     fn next(&mut self, below: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % below
@@ -52,14 +52,14 @@ impl Words {
     }
 }
 
-fn conversation(model: &Model, seed: u64) -> Vec<Value> {
-    let mut words = Words(seed);
+fn conversation(model: &PromptTokenizer, seed: u64) -> Vec<Value> {
+    let mut words = UniqueWords(seed);
     let mut messages = vec![json!({ "role": "system", "content": words.paragraph(2000) })];
     loop {
         for role in ["user", "assistant"] {
             messages.push(json!({ "role": role, "content": words.paragraph(600) }));
         }
-        if messages.len() % 32 == 1 && tokens(model, &messages) >= TOKENS {
+        if messages.len() % 32 == 1 && tokens(model, &messages) >= CONVERSATION_TOKENS {
             messages.push(json!({ "role": "user", "content": words.paragraph(200) }));
             return messages;
         }
@@ -70,22 +70,23 @@ fn body(messages: &[Value]) -> Vec<u8> {
     json!({ "model": "m", "messages": messages, "stream": true }).to_string().into_bytes()
 }
 
-fn tokens(model: &Model, messages: &[Value]) -> usize {
+fn tokens(model: &PromptTokenizer, messages: &[Value]) -> usize {
     let body = ChatBody::parse(&body(messages)).unwrap();
-    model.tokens_of_chat(&body, Now::utc(0)).unwrap().ids().len()
+    model.tokenize_chat(&body, TemplateTime::utc(0)).unwrap().ids().len()
 }
 
 fn turns(criterion: &mut Criterion) {
     let Some(folder) = std::env::var_os("MOONGATE_BENCH_TOKENIZER").map(PathBuf::from) else { return };
-    let model: Model = Model::load(&folder, Engine::Vllm, Limits::default()).unwrap();
+    let model: PromptTokenizer =
+        PromptTokenizer::load(&folder, PromptDialect::Vllm, PromptLimits::default()).unwrap();
     let mut messages = conversation(&model, 1);
     let first = body(&messages);
-    let text = |raw: &[u8]| model.text_of_chat(&ChatBody::parse(raw).unwrap(), Now::utc(0)).unwrap();
+    let text = |raw: &[u8]| model.render_chat(&ChatBody::parse(raw).unwrap(), TemplateTime::utc(0)).unwrap();
     model.read_chat(&first).unwrap();
     let first_text = TextPrompt::Text(text(&first));
-    let prompt = model.tokens_of_text(&first_text, false).unwrap();
-    messages.push(json!({ "role": "assistant", "content": Words(7).paragraph(150) }));
-    messages.push(json!({ "role": "user", "content": Words(8).paragraph(50) }));
+    let prompt = model.tokenize_text(&first_text, false).unwrap();
+    messages.push(json!({ "role": "assistant", "content": UniqueWords(7).paragraph(150) }));
+    messages.push(json!({ "role": "user", "content": UniqueWords(8).paragraph(50) }));
     let next = body(&messages);
     let next_text = TextPrompt::Text(text(&next));
 
@@ -100,20 +101,20 @@ fn turns(criterion: &mut Criterion) {
                 let body = body(&conversation(&model, seed));
                 TextPrompt::Text(text(&body))
             },
-            |text| black_box(model.tokens_of_text(&text, false).unwrap()),
+            |text| black_box(model.tokenize_text(&text, false).unwrap()),
             BatchSize::PerIteration,
         );
     });
     group.bench_function("first turn, known words", |bencher| {
-        bencher.iter(|| black_box(model.tokens_of_text(&first_text, false).unwrap()));
+        bencher.iter(|| black_box(model.tokenize_text(&first_text, false).unwrap()));
     });
-    model.remember(&prompt, ());
+    model.cache_conversation(&prompt, ());
     group.bench_function("follow-up turn", |bencher| {
-        bencher.iter(|| black_box(model.tokens_of_text(&next_text, false).unwrap()));
+        bencher.iter(|| black_box(model.tokenize_text(&next_text, false).unwrap()));
     });
-    let followed = model.tokens_of_text(&next_text, false).unwrap();
+    let followed = model.tokenize_text(&next_text, false).unwrap();
     group.bench_function("follow-up turn, remembering", |bencher| {
-        bencher.iter(|| model.remember(black_box(&followed), ()));
+        bencher.iter(|| model.cache_conversation(black_box(&followed), ()));
     });
     group.bench_function("reading the body", |bencher| {
         bencher.iter(|| black_box(ChatBody::parse(&next).unwrap()));
@@ -123,12 +124,12 @@ fn turns(criterion: &mut Criterion) {
     });
     let read = ChatBody::parse(&next).unwrap();
     group.bench_function("rendering", |bencher| {
-        bencher.iter(|| black_box(model.text_of_chat(&read, Now::utc(0)).unwrap()));
+        bencher.iter(|| black_box(model.render_chat(&read, TemplateTime::utc(0)).unwrap()));
     });
     group.bench_function("follow-up turn, from the body on", |bencher| {
         bencher.iter(|| {
             let read = model.read_chat(&next).unwrap();
-            black_box(model.tokens_of_chat(&read, Now::utc(0)).unwrap())
+            black_box(model.tokenize_chat(&read, TemplateTime::utc(0)).unwrap())
         });
     });
     group.finish();

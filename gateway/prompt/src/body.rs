@@ -4,7 +4,7 @@ use minijinja::Value;
 use serde::Deserialize;
 
 use crate::chat;
-use crate::error::Unpredictable;
+use crate::error::PromptError;
 
 /// Members of a `/v1/chat/completions` body that decide on the prompt. Objects keep the order of their members: templates print them.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -43,8 +43,8 @@ impl ChatBody {
     /// Whether all of the messages is text. What else there is becomes tokens in the engine only.
     ///
     /// # Errors
-    /// [`Unpredictable::Multimodal`] for the first other part, or [`Unpredictable::Refused`] if there is something that no engine takes.
-    pub fn check_text(&self) -> Result<(), Unpredictable> {
+    /// [`PromptError::Multimodal`] for the first other part, or [`PromptError::Malformed`] if there is something that no engine takes.
+    pub fn check_text(&self) -> Result<(), PromptError> {
         chat::check_text(&self.messages)
     }
 
@@ -57,16 +57,16 @@ impl ChatBody {
     /// Reads a body.
     ///
     /// # Errors
-    /// [`Unpredictable::Refused`] if it is not JSON or a member has another type than the engines take.
-    pub fn parse(body: &[u8]) -> Result<ChatBody, Unpredictable> {
+    /// [`PromptError::Malformed`] if it is not JSON or a member has another type than the engines take.
+    pub fn parse(body: &[u8]) -> Result<ChatBody, PromptError> {
         let read = serde_json::from_slice(body);
-        let read: ChatBody = read.map_err(refused)?;
+        let read: ChatBody = read.map_err(malformed)?;
         Ok(ChatBody { bytes: body.len(), ..read })
     }
 }
 
-pub(crate) fn refused(error: serde_json::Error) -> Unpredictable {
-    Unpredictable::Refused(error.to_string())
+pub(crate) fn malformed(error: serde_json::Error) -> PromptError {
+    PromptError::Malformed(error.to_string())
 }
 
 /// One prompt of a completion.
@@ -119,24 +119,24 @@ impl TextBody {
     /// Reads the body of a completion: `prompt`, or SGLang's `text` or `input_ids`.
     ///
     /// # Errors
-    /// [`Unpredictable`] if there is not exactly one of them, or something besides it changes the prompt.
-    pub fn parse(body: &[u8]) -> Result<TextBody, Unpredictable> {
-        let raw: RawTextBody = serde_json::from_slice(body).map_err(refused)?;
+    /// [`PromptError`] if there is not exactly one of them, or something besides it changes the prompt.
+    pub fn parse(body: &[u8]) -> Result<TextBody, PromptError> {
+        let raw: RawTextBody = serde_json::from_slice(body).map_err(malformed)?;
         for (given, name) in [
             (raw.truncate_prompt_tokens.is_some(), "truncate_prompt_tokens"),
             (raw.prompt_embeds.is_some(), "prompt_embeds"),
             (raw.input_embeds.is_some(), "input_embeds"),
         ] {
             if given {
-                return Err(Unpredictable::Unknown(name));
+                return Err(PromptError::UnsupportedMember(name));
             }
         }
         if raw.image_data.is_some() {
-            return Err(Unpredictable::Multimodal("image_data".to_owned()));
+            return Err(PromptError::Multimodal("image_data".to_owned()));
         }
         let mut given = [raw.prompt, raw.text, raw.input_ids].into_iter().flatten();
         let (Some(prompts), None) = (given.next(), given.next()) else {
-            return Err(Unpredictable::Refused("there must be exactly one prompt".to_owned()));
+            return Err(PromptError::Malformed("there must be exactly one prompt".to_owned()));
         };
         let prompts = match prompts {
             OneOrMany::One(one) => vec![one],
@@ -150,7 +150,7 @@ impl TextBody {
 mod tests {
     use super::*;
 
-    fn text(body: &str) -> Result<TextBody, Unpredictable> {
+    fn text(body: &str) -> Result<TextBody, PromptError> {
         TextBody::parse(body.as_bytes())
     }
 
@@ -167,11 +167,11 @@ mod tests {
     fn what_changes_a_prompt_unseen_is_refused() {
         assert_eq!(
             text(r#"{"prompt":"a","truncate_prompt_tokens":4}"#),
-            Err(Unpredictable::Unknown("truncate_prompt_tokens"))
+            Err(PromptError::UnsupportedMember("truncate_prompt_tokens"))
         );
-        assert!(matches!(text(r#"{"prompt":"a","text":"b"}"#), Err(Unpredictable::Refused(_))));
-        assert!(matches!(text(r#"{"prompt":[-1]}"#), Err(Unpredictable::Refused(_))));
-        assert!(matches!(text(r#"{"text":"a","image_data":"x"}"#), Err(Unpredictable::Multimodal(_))));
+        assert!(matches!(text(r#"{"prompt":"a","text":"b"}"#), Err(PromptError::Malformed(_))));
+        assert!(matches!(text(r#"{"prompt":[-1]}"#), Err(PromptError::Malformed(_))));
+        assert!(matches!(text(r#"{"text":"a","image_data":"x"}"#), Err(PromptError::Multimodal(_))));
     }
 
     #[test]
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(check(r#"[{"content":"a"},{"role":"assistant","content":null},{}]"#), Ok(()));
         assert_eq!(check(r#"[{"content":[{"type":"text","text":"a"},"b"]}]"#), Ok(()));
         let image = check(r#"[{"content":"a"},{"content":[{"type":"image_url","image_url":{}}]}]"#);
-        assert_eq!(image, Err(Unpredictable::Multimodal("image_url".to_owned())));
+        assert_eq!(image, Err(PromptError::Multimodal("image_url".to_owned())));
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::bodies::{Bodies, BodyCache, body_cache};
-use crate::conversation::{ConversationCache, Conversations, conversation_cache};
+use crate::body_cache::{BodyCache, ModelBodyCache, body_cache};
+use crate::conversation_cache::{ConversationCache, ModelConversationCache, conversation_cache};
 
 /// Caches that models share. Clones are the same caches.
 #[derive(Clone)]
@@ -23,9 +23,12 @@ impl<S: Clone + Send + Sync + 'static> PromptCaches<S> {
     }
 
     /// The parts of one more model.
-    pub(crate) fn of_one_model(&self) -> (Bodies, Conversations<S>) {
+    pub(crate) fn for_model(&self) -> (ModelBodyCache, ModelConversationCache<S>) {
         let owner = self.owners.fetch_add(1, Ordering::Relaxed);
-        (Bodies::new(self.bodies.clone(), owner), Conversations::new(self.conversations.clone(), owner))
+        (
+            ModelBodyCache::new(self.bodies.clone(), owner),
+            ModelConversationCache::new(self.conversations.clone(), owner),
+        )
     }
 }
 

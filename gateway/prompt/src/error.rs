@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 /// A model's files cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum LoadError {
+pub enum ModelLoadError {
     /// The flag's value has no `=`, or an empty name or folder.
     #[error("`{0}` does not name a tokenizer; write it as MODEL=FOLDER")]
     Flag(String),
     /// Two folders for one model.
     #[error("model `{0}` has two tokenizer folders; keep one")]
-    Twice(String),
+    Duplicate(String),
     /// A file cannot be read.
     #[error("{path}: {source}; the folder needs tokenizer.json and tokenizer_config.json of the model")]
     Read {
@@ -55,10 +55,10 @@ pub enum LoadError {
 
 /// Why the tokens of a request cannot be told in advance. The request itself may be fine.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unpredictable {
+pub enum PromptError {
     /// The body is not what the engines take; they will refuse it.
     #[error("the engine will refuse this: {0}")]
-    Refused(String),
+    Malformed(String),
     /// The model has no chat template.
     #[error("the model has no chat template")]
     NoTemplate,
@@ -73,7 +73,7 @@ pub enum Unpredictable {
     Multimodal(String),
     /// A feature of a request whose effect on the prompt is not known here.
     #[error("the effect of `{0}` on the prompt is not known here")]
-    Unknown(&'static str),
+    UnsupportedMember(&'static str),
     /// The tokenizer refused the text.
     #[error("the tokenizer failed: {0}")]
     Tokenizer(String),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::error::LoadError;
+use crate::error::ModelLoadError;
 
 /// Most bytes of a configuration or template file. Real ones have up to a few hundred kilobytes.
 const MAX_TEXT_BYTES: u64 = 8 << 20;
@@ -39,7 +39,7 @@ pub(crate) struct TemplateFile {
 #[derive(Debug)]
 pub(crate) struct ModelFiles {
     pub(crate) tokenizer: PathBuf,
-    pub(crate) shape: TokenizerShape,
+    pub(crate) pipeline: TokenizerPipeline,
     /// Special tokens by the name that templates use.
     pub(crate) special_tokens: Vec<(String, String)>,
     /// Whether tokenizer_config.json puts the BOS token before a text. SGLang still heeds that; transformers 5, and with it vLLM, goes by
@@ -52,7 +52,7 @@ pub(crate) struct ModelFiles {
 
 /// The parts of tokenizer.json from which follows where a text may be cut.
 #[derive(Debug, Default, Deserialize)]
-pub(crate) struct TokenizerShape {
+pub(crate) struct TokenizerPipeline {
     #[serde(default)]
     pub(crate) added_tokens: Vec<AddedToken>,
     #[serde(default)]
@@ -79,16 +79,16 @@ impl ModelFiles {
     /// Reads a model's folder.
     ///
     /// # Errors
-    /// [`LoadError`] with the file at fault.
-    pub(crate) fn read(folder: &Path) -> Result<ModelFiles, LoadError> {
+    /// [`ModelLoadError`] with the file at fault.
+    pub(crate) fn read(folder: &Path) -> Result<ModelFiles, ModelLoadError> {
         let tokenizer = folder.join("tokenizer.json");
-        let mut shape: TokenizerShape = json(&tokenizer, MAX_TOKENIZER_BYTES)?;
+        let mut shape: TokenizerPipeline = json(&tokenizer, MAX_TOKENIZER_BYTES)?;
         let config_path = folder.join("tokenizer_config.json");
         let config: Value = json(&config_path, MAX_TEXT_BYTES)?;
         add_declared_tokens(&mut shape, &config);
         let mut files = ModelFiles {
             tokenizer,
-            shape,
+            pipeline: shape,
             special_tokens: special_tokens(&config),
             configured_bos: configured_bos(&config),
             default_template: None,
@@ -99,12 +99,17 @@ impl ModelFiles {
     }
 
     /// A template in a file of its own counts more than one in a configuration.
-    fn find_templates(&mut self, folder: &Path, config_path: &Path, config: &Value) -> Result<(), LoadError> {
-        self.take_templates(config_path, config.get("chat_template"))?;
+    fn find_templates(
+        &mut self,
+        folder: &Path,
+        config_path: &Path,
+        config: &Value,
+    ) -> Result<(), ModelLoadError> {
+        self.add_templates(config_path, config.get("chat_template"))?;
         let single = folder.join("chat_template.json");
         if self.default_template.is_none() && single.is_file() {
             let file: Value = json(&single, MAX_TEXT_BYTES)?;
-            self.take_templates(&single, file.get("chat_template"))?;
+            self.add_templates(&single, file.get("chat_template"))?;
         }
         for (path, tools) in [
             (folder.join("chat_template.jinja"), false),
@@ -120,7 +125,7 @@ impl ModelFiles {
     }
 
     /// A `chat_template` member: one template, or several with names.
-    fn take_templates(&mut self, path: &Path, member: Option<&Value>) -> Result<(), LoadError> {
+    fn add_templates(&mut self, path: &Path, member: Option<&Value>) -> Result<(), ModelLoadError> {
         let file = |source: &str| Some(TemplateFile { path: path.to_owned(), source: source.to_owned() });
         match member {
             None | Some(Value::Null) => {}
@@ -146,7 +151,7 @@ impl ModelFiles {
 }
 
 /// Tokens that only tokenizer_config.json declares are looked for as well.
-fn add_declared_tokens(shape: &mut TokenizerShape, config: &Value) {
+fn add_declared_tokens(shape: &mut TokenizerPipeline, config: &Value) {
     let Some(declared) = config.get("added_tokens_decoder").and_then(Value::as_object) else { return };
     for token in declared.values() {
         if let Ok(token) = AddedToken::deserialize(token)
@@ -175,22 +180,22 @@ fn special_tokens(config: &Value) -> Vec<(String, String)> {
     named.chain(own).collect()
 }
 
-fn json<T: serde::de::DeserializeOwned>(path: &Path, limit: u64) -> Result<T, LoadError> {
+fn json<T: serde::de::DeserializeOwned>(path: &Path, limit: u64) -> Result<T, ModelLoadError> {
     serde_json::from_str(&text(path, limit)?)
         .map_err(|error| format(path, &format!("not as expected: {error}")))
 }
 
-fn format(path: &Path, problem: &str) -> LoadError {
-    LoadError::Format { path: path.to_owned(), problem: problem.to_owned() }
+fn format(path: &Path, problem: &str) -> ModelLoadError {
+    ModelLoadError::Format { path: path.to_owned(), problem: problem.to_owned() }
 }
 
-fn text(path: &Path, limit: u64) -> Result<String, LoadError> {
-    let unread = |source| LoadError::Read { path: path.to_owned(), source };
+fn text(path: &Path, limit: u64) -> Result<String, ModelLoadError> {
+    let unread = |source| ModelLoadError::Read { path: path.to_owned(), source };
     let file = File::open(path).map_err(unread)?;
     let mut text = String::new();
     file.take(limit + 1).read_to_string(&mut text).map_err(unread)?;
     if text.len() as u64 > limit {
-        return Err(LoadError::TooLarge { path: path.to_owned(), limit });
+        return Err(ModelLoadError::TooLarge { path: path.to_owned(), limit });
     }
     Ok(text)
 }
@@ -232,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_that_heeds_the_flag_has_a_bos_token_unless_told_otherwise() {
+    fn tokenizer_class_with_bos_flag_adds_bos_unless_disabled() {
         let configured = |config: &str| configured_bos(&serde_json::from_str(config).unwrap());
         assert!(configured(r#"{"tokenizer_class":"LlamaTokenizerFast","add_bos_token":true}"#));
         assert!(configured(r#"{"tokenizer_class":"LlamaTokenizerFast","add_bos_token":null}"#));

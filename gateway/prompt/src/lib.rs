@@ -2,18 +2,18 @@
 //!
 //! A router that knows where KV cache is must know the prompt's tokens before it chooses an engine. This crate does what the engine
 //! does with a request: it reads the body, prepares the messages as vLLM or SGLang prepares them, renders the model's chat template
-//! and tokenises the text. What it cannot know exactly it refuses with a reason ([`Unpredictable`]); a wrong guess would cost a cache
+//! and tokenises the text. What it cannot know exactly it refuses with a reason ([`PromptError`]); a wrong guess would cost a cache
 //! hit, never a wrong answer, because the engine always gets the client's own bytes.
 //!
-//! Enter at [`Model`]: [`Model::load`] once, [`Model::read_chat`] and [`Model::tokens_of_chat`] per request, [`Model::remember`] when the caller has computed
+//! Enter at [`PromptTokenizer`]: [`PromptTokenizer::load`] once, [`PromptTokenizer::read_chat`] and [`PromptTokenizer::tokens_of_chat`] per request, [`PromptTokenizer::remember`] when the caller has computed
 //! what it wants to keep with the conversation.
 
-mod bodies;
 mod body;
+mod body_cache;
 mod caches;
 mod chat;
-mod conversation;
-mod engine;
+mod conversation_cache;
+mod dialect;
 mod error;
 mod files;
 mod model;
@@ -24,11 +24,11 @@ mod tokenize;
 
 pub use body::{ChatBody, TextBody, TextPrompt};
 pub use caches::PromptCaches;
-pub use engine::{ContentFormat, Engine};
-pub use error::{LoadError, Unpredictable};
-pub use model::{Limits, Model};
-pub use prompt::{Ids, Prompt};
-pub use registry::{Registry, Source};
-pub use template::Now;
+pub use dialect::{ContentFormat, PromptDialect};
+pub use error::{ModelLoadError, PromptError};
+pub use model::{PromptLimits, PromptTokenizer};
+pub use prompt::{SharedTokenIds, TokenizedPrompt};
+pub use registry::{ModelFolder, TokenizerRegistry};
+pub use template::TemplateTime;
 #[doc(hidden)]
 pub use template::render_template;

@@ -4,21 +4,21 @@ use std::path::Path;
 
 use minijinja::Value;
 
-use crate::bodies::Bodies;
 use crate::body::{ChatBody, TextPrompt};
+use crate::body_cache::ModelBodyCache;
 use crate::caches::PromptCaches;
-use crate::chat::{self, Conversation};
-use crate::conversation::Conversations;
-use crate::engine::{ContentFormat, Engine};
-use crate::error::{LoadError, Unpredictable};
+use crate::chat::{self, TemplateInput};
+use crate::conversation_cache::ModelConversationCache;
+use crate::dialect::{ContentFormat, PromptDialect};
+use crate::error::{ModelLoadError, PromptError};
 use crate::files::{ModelFiles, TemplateFile};
-use crate::prompt::Prompt;
-use crate::template::{ChatTemplate, Now, content_format};
+use crate::prompt::TokenizedPrompt;
+use crate::template::{ChatTemplate, TemplateTime, content_format};
 use crate::tokenize::Tokenizer;
 
 /// What a model may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct PromptLimits {
     /// Steps of the template engine per prompt. A conversation of a thousand messages takes some hundred thousand.
     pub template_steps: u64,
     /// Bytes of a rendered prompt.
@@ -27,65 +27,69 @@ pub struct Limits {
     pub conversation_bytes: u64,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits { template_steps: 10_000_000, prompt_bytes: 64 << 20, conversation_bytes: 256 << 20 }
+impl Default for PromptLimits {
+    fn default() -> PromptLimits {
+        PromptLimits { template_steps: 10_000_000, prompt_bytes: 64 << 20, conversation_bytes: 256 << 20 }
     }
 }
 
 /// A model whose prompts can be predicted. `S` is what the caller keeps with each conversation, for example the states of a chain of
 /// hashes; clones of it should be cheap.
-pub struct Model<S = ()> {
-    engine: Engine,
-    template: Option<Template>,
-    tool_template: Option<Template>,
+pub struct PromptTokenizer<S = ()> {
+    engine: PromptDialect,
+    template: Option<ModelTemplate>,
+    tool_template: Option<ModelTemplate>,
     special_tokens: Vec<(String, Value)>,
     tokenizer: Tokenizer,
-    bodies: Bodies,
-    conversations: Conversations<S>,
-    limits: Limits,
+    bodies: ModelBodyCache,
+    conversations: ModelConversationCache<S>,
+    limits: PromptLimits,
 }
 
-struct Template {
+struct ModelTemplate {
     compiled: ChatTemplate,
     format: ContentFormat,
 }
 
-impl<S: Clone + Send + Sync + 'static> Model<S> {
+impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
     /// Loads a model from a folder with its tokenizer.json, tokenizer_config.json and, if it has them, template files, and warms it
     /// up. Blocks for about a second; call it where that does no harm.
     ///
     /// # Errors
-    /// [`LoadError`] with the file at fault and how to mend it.
-    pub fn load(folder: &Path, engine: Engine, limits: Limits) -> Result<Model<S>, LoadError> {
+    /// [`ModelLoadError`] with the file at fault and how to mend it.
+    pub fn load(
+        folder: &Path,
+        engine: PromptDialect,
+        limits: PromptLimits,
+    ) -> Result<PromptTokenizer<S>, ModelLoadError> {
         Self::load_with(folder, engine, limits, &PromptCaches::new(limits.conversation_bytes))
     }
 
-    /// The same with caches that other models use too, in the place of [`Limits::conversation_bytes`].
+    /// The same with caches that other models use too, in the place of [`PromptLimits::conversation_bytes`].
     ///
     /// # Errors
-    /// As of [`Model::load`].
+    /// As of [`PromptTokenizer::load`].
     pub fn load_with(
         folder: &Path,
-        engine: Engine,
-        limits: Limits,
+        engine: PromptDialect,
+        limits: PromptLimits,
         caches: &PromptCaches<S>,
-    ) -> Result<Model<S>, LoadError> {
+    ) -> Result<PromptTokenizer<S>, ModelLoadError> {
         let files = ModelFiles::read(folder)?;
         let compile = |file: &Option<TemplateFile>| {
-            file.as_ref().map(|file| Template::compile(file, engine, limits.template_steps)).transpose()
+            file.as_ref().map(|file| ModelTemplate::compile(file, engine, limits.template_steps)).transpose()
         };
         let mut tokenizer = Tokenizer::load(&files)?;
         let bos = files.special_tokens.iter().find(|(name, _)| name == "bos_token");
-        if let (Engine::Sglang, true, Some((_, bos))) = (engine, files.configured_bos, bos) {
-            tokenizer.begin_texts_with(bos).map_err(|error| LoadError::Tokenizer {
+        if let (PromptDialect::Sglang, true, Some((_, bos))) = (engine, files.configured_bos, bos) {
+            tokenizer.set_text_prefix(bos).map_err(|error| ModelLoadError::Tokenizer {
                 path: files.tokenizer.clone(),
                 problem: error.to_string(),
             })?;
         }
-        let (bodies, conversations) = caches.of_one_model();
+        let (bodies, conversations) = caches.for_model();
         let variables = files.special_tokens.iter().cloned();
-        Ok(Model {
+        Ok(PromptTokenizer {
             engine,
             template: compile(&files.default_template)?,
             tool_template: compile(&files.tool_template)?,
@@ -101,17 +105,21 @@ impl<S: Clone + Send + Sync + 'static> Model<S> {
     ///
     /// # Errors
     /// As [`ChatBody::parse`].
-    pub fn read_chat(&self, body: &[u8]) -> Result<ChatBody, Unpredictable> {
+    pub fn read_chat(&self, body: &[u8]) -> Result<ChatBody, PromptError> {
         self.bodies.read(body)
     }
 
     /// The tokens that the engine will make of a chat completion.
     ///
     /// # Errors
-    /// [`Unpredictable`] if they cannot be told.
-    pub fn tokens_of_chat(&self, body: &ChatBody, now: Now) -> Result<Prompt<S>, Unpredictable> {
-        if let (Engine::Sglang, Some(ids)) = (self.engine, &body.input_ids) {
-            return Ok(Prompt::of_ids(ids.clone()));
+    /// [`PromptError`] if they cannot be told.
+    pub fn tokenize_chat(
+        &self,
+        body: &ChatBody,
+        now: TemplateTime,
+    ) -> Result<TokenizedPrompt<S>, PromptError> {
+        if let (PromptDialect::Sglang, Some(ids)) = (self.engine, &body.input_ids) {
+            return Ok(TokenizedPrompt::of_ids(ids.clone()));
         }
         let (text, special) = self.rendered(body, now)?;
         self.conversations.tokens(&self.tokenizer, &text, special)
@@ -120,34 +128,38 @@ impl<S: Clone + Send + Sync + 'static> Model<S> {
     /// The text that the engine will make of a chat completion's messages.
     ///
     /// # Errors
-    /// [`Unpredictable`] if it cannot be told.
-    pub fn text_of_chat(&self, body: &ChatBody, now: Now) -> Result<String, Unpredictable> {
+    /// [`PromptError`] if it cannot be told.
+    pub fn render_chat(&self, body: &ChatBody, now: TemplateTime) -> Result<String, PromptError> {
         self.rendered(body, now).map(|(text, _)| text)
     }
 
     /// The tokens of a completion's prompt. `special` as in [`crate::TextBody::add_special_tokens`].
     ///
     /// # Errors
-    /// [`Unpredictable::Tokenizer`] if the text cannot be tokenised.
-    pub fn tokens_of_text(&self, prompt: &TextPrompt, special: bool) -> Result<Prompt<S>, Unpredictable> {
+    /// [`PromptError::Tokenizer`] if the text cannot be tokenised.
+    pub fn tokenize_text(
+        &self,
+        prompt: &TextPrompt,
+        special: bool,
+    ) -> Result<TokenizedPrompt<S>, PromptError> {
         match prompt {
-            TextPrompt::Ids(ids) => Ok(Prompt::of_ids(ids.clone())),
+            TextPrompt::Ids(ids) => Ok(TokenizedPrompt::of_ids(ids.clone())),
             TextPrompt::Text(text) => self.conversations.tokens(&self.tokenizer, text, special),
         }
     }
 
     /// Keeps a prompt, so that a later one that begins with it costs its new text only. `slot` comes back with that one.
-    pub fn remember(&self, prompt: &Prompt<S>, slot: S) {
-        self.conversations.remember(prompt, slot);
+    pub fn cache_conversation(&self, prompt: &TokenizedPrompt<S>, slot: S) {
+        self.conversations.insert(prompt, slot);
     }
 
-    fn rendered(&self, body: &ChatBody, now: Now) -> Result<(String, bool), Unpredictable> {
+    fn rendered(&self, body: &ChatBody, now: TemplateTime) -> Result<(String, bool), PromptError> {
         let tools = body.tools.as_ref().is_some_and(|tools| !tools.is_empty());
         let template = self.tool_template.as_ref().filter(|_| tools).or(self.template.as_ref());
-        let Template { compiled, format } = template.ok_or(Unpredictable::NoTemplate)?;
+        let ModelTemplate { compiled, format } = template.ok_or(PromptError::NoTemplate)?;
         let mut conversation = chat::prepare(self.engine, *format, compiled.source(), body)?;
         let mut rendered = self.render(compiled, &conversation, now, body.bytes);
-        if let (Engine::Sglang, Err(Unpredictable::Template(_)), Some(tools)) =
+        if let (PromptDialect::Sglang, Err(PromptError::Template(_)), Some(tools)) =
             (self.engine, &rendered, &mut conversation.tools)
         {
             // SGLang tries once more with the functions themselves.
@@ -171,10 +183,10 @@ impl<S: Clone + Send + Sync + 'static> Model<S> {
     fn render(
         &self,
         template: &ChatTemplate,
-        conversation: &Conversation,
-        now: Now,
+        conversation: &TemplateInput,
+        now: TemplateTime,
         about_bytes: usize,
-    ) -> Result<String, Unpredictable> {
+    ) -> Result<String, PromptError> {
         let tools = conversation.tools.as_ref().map_or(Value::from(()), |tools| Value::from(tools.clone()));
         let mut variables = self.special_tokens.clone();
         variables.extend(conversation.variables.iter().cloned());
@@ -188,15 +200,20 @@ impl<S: Clone + Send + Sync + 'static> Model<S> {
     }
 }
 
-impl Template {
-    fn compile(file: &TemplateFile, engine: Engine, steps: u64) -> Result<Template, LoadError> {
-        let compiled = ChatTemplate::compile(&file.source, steps)
-            .map_err(|error| LoadError::Template { path: file.path.clone(), problem: error.to_string() })?;
-        Ok(Template { format: content_format(engine, &file.source), compiled })
+impl ModelTemplate {
+    fn compile(
+        file: &TemplateFile,
+        engine: PromptDialect,
+        steps: u64,
+    ) -> Result<ModelTemplate, ModelLoadError> {
+        let compiled = ChatTemplate::compile(&file.source, steps).map_err(|error| {
+            ModelLoadError::Template { path: file.path.clone(), problem: error.to_string() }
+        })?;
+        Ok(ModelTemplate { format: content_format(engine, &file.source), compiled })
     }
 }
 
-impl<S> std::fmt::Debug for Model<S> {
+impl<S> std::fmt::Debug for PromptTokenizer<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Model")
             .field("engine", &self.engine)

@@ -4,25 +4,25 @@ use std::sync::Arc;
 
 /// A stretch of a prompt: text and its ids. Shared between the turns of a conversation.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Chunk {
+pub(crate) struct TokenChunk {
     pub(crate) text: Box<str>,
     pub(crate) ids: Box<[u32]>,
 }
 
 /// Token ids in stretches that are shared with other prompts: a follow-up turn copies none of the ids before it.
 #[derive(Debug, Clone)]
-pub struct Ids {
-    chunks: Arc<[Arc<Chunk>]>,
+pub struct SharedTokenIds {
+    chunks: Arc<[Arc<TokenChunk>]>,
     len: usize,
 }
 
-impl Ids {
-    pub(crate) fn new(chunks: Vec<Arc<Chunk>>) -> Ids {
+impl SharedTokenIds {
+    pub(crate) fn new(chunks: Vec<Arc<TokenChunk>>) -> SharedTokenIds {
         let len = chunks.iter().map(|chunk| chunk.ids.len()).sum();
-        Ids { chunks: chunks.into(), len }
+        SharedTokenIds { chunks: chunks.into(), len }
     }
 
-    pub(crate) fn chunks(&self) -> &[Arc<Chunk>] {
+    pub(crate) fn chunks(&self) -> &[Arc<TokenChunk>] {
         &self.chunks
     }
 
@@ -65,41 +65,48 @@ impl Ids {
 
 /// The tokens of a prompt, and what was kept with the conversation that it continues.
 #[derive(Debug, Clone)]
-pub struct Prompt<S> {
-    pub(crate) ids: Ids,
-    pub(crate) common: usize,
+pub struct TokenizedPrompt<S> {
+    pub(crate) ids: SharedTokenIds,
+    pub(crate) cached_tokens: usize,
     pub(crate) slot: Option<S>,
     /// Chunks at the start that no text belongs to: special tokens put before it.
-    pub(crate) lead: usize,
+    pub(crate) leading_chunks: usize,
     /// Chunks, counted from the start, that end at a cut.
-    pub(crate) closed: usize,
+    pub(crate) closed_chunks: usize,
     /// Chunks, counted from the start, that came from the cache.
-    pub(crate) found: usize,
+    pub(crate) cached_chunks: usize,
 }
 
-impl<S> Prompt<S> {
+impl<S> TokenizedPrompt<S> {
     /// The prompt's token ids.
     #[must_use]
-    pub fn ids(&self) -> &Ids {
+    pub fn ids(&self) -> &SharedTokenIds {
         &self.ids
     }
 
-    /// How many tokens, counted from the start, are those of the prompt to which [`Prompt::slot`] belongs. 0 if there is none.
+    /// How many tokens, counted from the start, are those of the prompt to which [`TokenizedPrompt::slot`] belongs. 0 if there is none.
     #[must_use]
-    pub fn common_with_cache(&self) -> usize {
-        self.common
+    pub fn cached_prefix_tokens(&self) -> usize {
+        self.cached_tokens
     }
 
-    /// What was kept with the earlier prompt ([`crate::Model::remember`]). It belongs to all of that prompt's tokens, of which
-    /// only the first [`Prompt::common_with_cache`] are this one's.
+    /// What was kept with the earlier prompt ([`crate::PromptTokenizer::remember`]). It belongs to all of that prompt's tokens, of which
+    /// only the first [`TokenizedPrompt::cached_prefix_tokens`] are this one's.
     #[must_use]
     pub fn slot(&self) -> Option<&S> {
         self.slot.as_ref()
     }
 
-    pub(crate) fn of_ids(ids: Vec<u32>) -> Prompt<S> {
-        let chunk = Chunk { text: Box::default(), ids: ids.into() };
-        Prompt { ids: Ids::new(vec![Arc::new(chunk)]), common: 0, slot: None, lead: 0, closed: 0, found: 0 }
+    pub(crate) fn of_ids(ids: Vec<u32>) -> TokenizedPrompt<S> {
+        let chunk = TokenChunk { text: Box::default(), ids: ids.into() };
+        TokenizedPrompt {
+            ids: SharedTokenIds::new(vec![Arc::new(chunk)]),
+            cached_tokens: 0,
+            slot: None,
+            leading_chunks: 0,
+            closed_chunks: 0,
+            cached_chunks: 0,
+        }
     }
 }
 
@@ -109,8 +116,8 @@ mod tests {
 
     #[test]
     fn slices_start_anywhere() {
-        let chunk = |ids: &[u32]| Arc::new(Chunk { text: Box::default(), ids: ids.into() });
-        let ids = Ids::new(vec![chunk(&[1, 2]), chunk(&[]), chunk(&[3, 4, 5])]);
+        let chunk = |ids: &[u32]| Arc::new(TokenChunk { text: Box::default(), ids: ids.into() });
+        let ids = SharedTokenIds::new(vec![chunk(&[1, 2]), chunk(&[]), chunk(&[3, 4, 5])]);
         assert_eq!((ids.len(), ids.is_empty()), (5, false));
         for from in 0..7 {
             let rest: Vec<u32> = ids.slices_from(from).flatten().copied().collect();

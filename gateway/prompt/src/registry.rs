@@ -7,40 +7,40 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-use crate::error::LoadError;
-use crate::model::Model;
+use crate::error::ModelLoadError;
+use crate::model::PromptTokenizer;
 
 /// Where a model's files are: `MODEL=FOLDER`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Source {
+pub struct ModelFolder {
     /// The model's name in requests. May contain `=`; the folder must not.
     pub model: String,
     /// The folder.
     pub folder: PathBuf,
 }
 
-impl FromStr for Source {
-    type Err = LoadError;
+impl FromStr for ModelFolder {
+    type Err = ModelLoadError;
 
-    fn from_str(flag: &str) -> Result<Source, LoadError> {
+    fn from_str(flag: &str) -> Result<ModelFolder, ModelLoadError> {
         match flag.rsplit_once('=') {
             Some((model, folder)) if !model.is_empty() && !folder.is_empty() => {
-                Ok(Source { model: model.to_owned(), folder: PathBuf::from(folder) })
+                Ok(ModelFolder { model: model.to_owned(), folder: PathBuf::from(folder) })
             }
-            _ => Err(LoadError::Flag(flag.to_owned())),
+            _ => Err(ModelLoadError::Flag(flag.to_owned())),
         }
     }
 }
 
-impl Source {
+impl ModelFolder {
     /// Checks that each model is named once.
     ///
     /// # Errors
-    /// [`LoadError::Twice`]
-    pub fn check(sources: &[Source]) -> Result<(), LoadError> {
+    /// [`ModelLoadError::Duplicate`]
+    pub fn check(sources: &[ModelFolder]) -> Result<(), ModelLoadError> {
         for (number, source) in sources.iter().enumerate() {
             if sources[..number].iter().any(|other| other.model == source.model) {
-                return Err(LoadError::Twice(source.model.clone()));
+                return Err(ModelLoadError::Duplicate(source.model.clone()));
             }
         }
         Ok(())
@@ -48,25 +48,25 @@ impl Source {
 }
 
 /// The models that are loaded. Readers never wait; a model appears when its loading is done.
-pub struct Registry<S = ()> {
-    models: ArcSwap<HashMap<String, Arc<Model<S>>>>,
+pub struct TokenizerRegistry<S = ()> {
+    models: ArcSwap<HashMap<String, Arc<PromptTokenizer<S>>>>,
 }
 
-impl<S> Registry<S> {
+impl<S> TokenizerRegistry<S> {
     /// No models.
     #[must_use]
-    pub fn new() -> Registry<S> {
-        Registry { models: ArcSwap::from_pointee(HashMap::new()) }
+    pub fn new() -> TokenizerRegistry<S> {
+        TokenizerRegistry { models: ArcSwap::from_pointee(HashMap::new()) }
     }
 
     /// The model of this name, if it is loaded.
     #[must_use]
-    pub fn get(&self, model: &str) -> Option<Arc<Model<S>>> {
+    pub fn get(&self, model: &str) -> Option<Arc<PromptTokenizer<S>>> {
         self.models.load().get(model).cloned()
     }
 
     /// Adds or replaces a model.
-    pub fn insert(&self, name: &str, model: Model<S>) {
+    pub fn insert(&self, name: &str, model: PromptTokenizer<S>) {
         let model = Arc::new(model);
         self.models.rcu(|models| {
             let mut models = HashMap::clone(models);
@@ -76,13 +76,13 @@ impl<S> Registry<S> {
     }
 }
 
-impl<S> Default for Registry<S> {
-    fn default() -> Registry<S> {
-        Registry::new()
+impl<S> Default for TokenizerRegistry<S> {
+    fn default() -> TokenizerRegistry<S> {
+        TokenizerRegistry::new()
     }
 }
 
-impl<S> std::fmt::Debug for Registry<S> {
+impl<S> std::fmt::Debug for TokenizerRegistry<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_set().entries(self.models.load().keys()).finish()
     }
@@ -94,11 +94,11 @@ mod tests {
 
     #[test]
     fn flags_name_a_model_and_a_folder() {
-        let source: Source = "org/model=/models/it".parse().unwrap();
+        let source: ModelFolder = "org/model=/models/it".parse().unwrap();
         assert_eq!((source.model.as_str(), source.folder.to_str()), ("org/model", Some("/models/it")));
         for wrong in ["", "model", "=folder", "model="] {
-            assert!(wrong.parse::<Source>().is_err(), "{wrong}");
+            assert!(wrong.parse::<ModelFolder>().is_err(), "{wrong}");
         }
-        assert!(matches!(Source::check(&[source.clone(), source]), Err(LoadError::Twice(_))));
+        assert!(matches!(ModelFolder::check(&[source.clone(), source]), Err(ModelLoadError::Duplicate(_))));
     }
 }

@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-use moongate_prompt::{ChatBody, Engine, Limits, Model, Now, TextPrompt, Unpredictable};
+use moongate_prompt::{
+    ChatBody, PromptDialect, PromptError, PromptLimits, PromptTokenizer, TemplateTime, TextPrompt,
+};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -61,13 +63,13 @@ fn oracle<T: Display>(folder: &Path, cases: &[T]) -> Vec<Value> {
     answers
 }
 
-fn load(folder: &Path, engine: Engine) -> Model {
-    Model::load(folder, engine, Limits::default()).unwrap()
+fn load(folder: &Path, engine: PromptDialect) -> PromptTokenizer {
+    PromptTokenizer::load(folder, engine, PromptLimits::default()).unwrap()
 }
 
 /// A request. Raw, because templates print objects: the order of their members counts.
 #[derive(Deserialize)]
-struct Case {
+struct ChatCase {
     name: String,
     body: Box<RawValue>,
 }
@@ -87,18 +89,18 @@ fn ids(value: &Value) -> Vec<u32> {
 }
 
 /// Every body through one model and engine. Returns how many prompts were compared.
-fn chats_are_equal(folder: &Path, engine: Engine, prepared: &str) -> usize {
-    let (bodies, prepared) = (read::<Case>("bodies.json"), lines(&read::<Box<RawValue>>(prepared)));
+fn chats_are_equal(folder: &Path, engine: PromptDialect, prepared: &str) -> usize {
+    let (bodies, prepared) = (read::<ChatCase>("bodies.json"), lines(&read::<Box<RawValue>>(prepared)));
     assert_eq!(bodies.len(), prepared.len(), "run record_*.py again");
     let model = load(folder, engine);
     let mut compared = 0;
     for ((case, answer), handed) in bodies.iter().zip(oracle(folder, &prepared)).zip(&prepared) {
         let name = format!("{} ({engine:?}): {handed}", case.name);
         let body = ChatBody::parse(case.body.get().as_bytes()).unwrap();
-        let text = model.text_of_chat(&body, Now::utc(0));
+        let text = model.render_chat(&body, TemplateTime::utc(0));
         if answer["error"].is_string() {
             assert!(
-                matches!(text, Err(Unpredictable::Template(_) | Unpredictable::Refused(_))),
+                matches!(text, Err(PromptError::Template(_) | PromptError::Malformed(_))),
                 "{name}: {answer}, but {text:?}"
             );
             continue;
@@ -110,9 +112,9 @@ fn chats_are_equal(folder: &Path, engine: Engine, prepared: &str) -> usize {
         );
         // A second time, from what is kept.
         for _ in 0..2 {
-            let prompt = model.tokens_of_chat(&body, Now::utc(0)).unwrap();
+            let prompt = model.tokenize_chat(&body, TemplateTime::utc(0)).unwrap();
             assert_eq!(prompt.ids().to_vec(), ids(&answer["ids"]), "{name}");
-            model.remember(&prompt, ());
+            model.cache_conversation(&prompt, ());
         }
         compared += 1;
     }
@@ -122,16 +124,16 @@ fn chats_are_equal(folder: &Path, engine: Engine, prepared: &str) -> usize {
 #[test]
 fn qwen3_chats() {
     let folder = real("qwen3");
-    assert!(chats_are_equal(&folder, Engine::Vllm, "prepared/vllm-qwen3.json") >= 30);
-    assert!(chats_are_equal(&folder, Engine::Sglang, "prepared/sglang-qwen3.json") >= 30);
+    assert!(chats_are_equal(&folder, PromptDialect::Vllm, "prepared/vllm-qwen3.json") >= 30);
+    assert!(chats_are_equal(&folder, PromptDialect::Sglang, "prepared/sglang-qwen3.json") >= 30);
 }
 
 #[test]
 fn deepseek_v3_chats() {
     let folder = real("deepseek_v3");
     // Its template puts a call's arguments behind a string, which an object cannot be: those requests the engines refuse.
-    assert!(chats_are_equal(&folder, Engine::Vllm, "prepared/vllm-qwen3.json") >= 25);
-    assert!(chats_are_equal(&folder, Engine::Sglang, "prepared/sglang-qwen3.json") >= 25);
+    assert!(chats_are_equal(&folder, PromptDialect::Vllm, "prepared/vllm-qwen3.json") >= 25);
+    assert!(chats_are_equal(&folder, PromptDialect::Sglang, "prepared/sglang-qwen3.json") >= 25);
 }
 
 #[test]
@@ -141,15 +143,15 @@ fn chats_in_parts() {
         fs::copy(tests().join("data/small").join(name), folder.path().join(name)).unwrap();
     }
     fs::copy(tests().join("exact/parts.jinja"), folder.path().join("chat_template.jinja")).unwrap();
-    assert!(chats_are_equal(folder.path(), Engine::Vllm, "prepared/vllm-parts.json") >= 30);
-    assert!(chats_are_equal(folder.path(), Engine::Sglang, "prepared/sglang-parts.json") >= 30);
+    assert!(chats_are_equal(folder.path(), PromptDialect::Vllm, "prepared/vllm-parts.json") >= 30);
+    assert!(chats_are_equal(folder.path(), PromptDialect::Sglang, "prepared/sglang-parts.json") >= 30);
 }
 
 /// Long texts of several kinds.
 fn texts() -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut texts: Vec<String> =
-        ["ARCHITECTURE.md", "Cargo.lock", "gateway/src/app.rs", "gateway/prompt/src/conversation.rs"]
+        ["ARCHITECTURE.md", "Cargo.lock", "gateway/src/app.rs", "gateway/prompt/src/conversation_cache.rs"]
             .iter()
             .map(|path| fs::read_to_string(root.join(path)).unwrap())
             .collect();
@@ -169,14 +171,14 @@ fn texts() -> Vec<String> {
 }
 
 fn texts_are_equal(folder: &Path) {
-    let model = load(folder, Engine::Vllm);
+    let model = load(folder, PromptDialect::Vllm);
     let cases: Vec<Value> = texts()
         .iter()
         .flat_map(|text| [true, false].map(|special| json!({ "text": text, "special": special })))
         .collect();
     for (case, answer) in cases.iter().zip(oracle(folder, &cases)) {
         let text = TextPrompt::Text(case["text"].as_str().unwrap().to_owned());
-        let prompt = model.tokens_of_text(&text, case["special"].as_bool().unwrap()).unwrap();
+        let prompt = model.tokenize_text(&text, case["special"].as_bool().unwrap()).unwrap();
         let start: String = case["text"].as_str().unwrap().chars().take(40).collect();
         assert_eq!(prompt.ids().to_vec(), ids(&answer["ids"]), "{start:?}");
     }
@@ -195,9 +197,9 @@ fn sglang_puts_deepseek_v3s_bos_before_texts_and_vllm_does_not() {
     let folder = real("deepseek_v3");
     let ids = |engine, special| {
         let text = TextPrompt::Text(" ".to_owned());
-        load(&folder, engine).tokens_of_text(&text, special).unwrap().ids().to_vec()
+        load(&folder, engine).tokenize_text(&text, special).unwrap().ids().to_vec()
     };
-    assert_eq!(ids(Engine::Sglang, true), [0, 223]);
-    assert_eq!(ids(Engine::Sglang, false), [223]);
-    assert_eq!(ids(Engine::Vllm, true), [223]);
+    assert_eq!(ids(PromptDialect::Sglang, true), [0, 223]);
+    assert_eq!(ids(PromptDialect::Sglang, false), [223]);
+    assert_eq!(ids(PromptDialect::Vllm, true), [223]);
 }

@@ -3,20 +3,23 @@
 
 use std::path::Path;
 
-use moongate_prompt::{ChatBody, Engine, Limits, Model, Now, Registry, Unpredictable};
+use moongate_prompt::{
+    ChatBody, PromptDialect, PromptError, PromptLimits, PromptTokenizer, TemplateTime, TokenizerRegistry,
+};
 use serde_json::{Value, json};
 
-fn load(engine: Engine) -> Model {
+fn load(engine: PromptDialect) -> PromptTokenizer {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/small");
-    Model::load(&folder, engine, Limits { prompt_bytes: 100_000, ..Limits::default() }).unwrap()
+    PromptTokenizer::load(&folder, engine, PromptLimits { prompt_bytes: 100_000, ..PromptLimits::default() })
+        .unwrap()
 }
 
-fn refusal(engine: Engine, body: &Value) -> Unpredictable {
+fn refusal(engine: PromptDialect, body: &Value) -> PromptError {
     let body = match ChatBody::parse(body.to_string().as_bytes()) {
         Ok(body) => body,
         Err(reason) => return reason,
     };
-    match load(engine).tokens_of_chat(&body, Now::utc(0)) {
+    match load(engine).tokenize_chat(&body, TemplateTime::utc(0)) {
         Ok(prompt) => panic!("{body:?} has {} tokens", prompt.ids().len()),
         Err(reason) => reason,
     }
@@ -34,36 +37,39 @@ fn saying(content: Value) -> Value {
 
 #[test]
 fn what_is_not_followed_is_named() {
-    for engine in [Engine::Vllm, Engine::Sglang] {
+    for engine in [PromptDialect::Vllm, PromptDialect::Sglang] {
         for (body, reason) in [
-            (with(json!({ "chat_template": "x" })), Unpredictable::Unknown("chat_template")),
-            (with(json!({ "truncate_prompt_tokens": 3 })), Unpredictable::Unknown("truncate_prompt_tokens")),
+            (with(json!({ "chat_template": "x" })), PromptError::UnsupportedMember("chat_template")),
+            (
+                with(json!({ "truncate_prompt_tokens": 3 })),
+                PromptError::UnsupportedMember("truncate_prompt_tokens"),
+            ),
             (
                 with(json!({ "chat_template_kwargs": { "messages": [] } })),
-                Unpredictable::Unknown("chat_template_kwargs"),
+                PromptError::UnsupportedMember("chat_template_kwargs"),
             ),
             (
                 saying(json!([{ "type": "image_url", "image_url": { "url": "data:," } }])),
-                Unpredictable::Multimodal("image_url".to_owned()),
+                PromptError::Multimodal("image_url".to_owned()),
             ),
             (
                 saying(json!([{ "type": "input_audio", "input_audio": {} }])),
-                Unpredictable::Multimodal("input_audio".to_owned()),
+                PromptError::Multimodal("input_audio".to_owned()),
             ),
-            (saying(json!("a".repeat(200_000))), Unpredictable::TemplateLimit("output")),
+            (saying(json!("a".repeat(200_000))), PromptError::TemplateLimit("output")),
         ] {
             assert_eq!(refusal(engine, &body), reason, "{engine:?}");
         }
     }
     let developer = json!({ "messages": [{ "role": "developer", "content": "a" }] });
-    assert_eq!(refusal(Engine::Vllm, &developer), Unpredictable::Unknown("developer"));
+    assert_eq!(refusal(PromptDialect::Vllm, &developer), PromptError::UnsupportedMember("developer"));
     let reasoning = with(json!({ "reasoning": { "effort": "high" } }));
-    assert_eq!(refusal(Engine::Sglang, &reasoning), Unpredictable::Unknown("reasoning"));
+    assert_eq!(refusal(PromptDialect::Sglang, &reasoning), PromptError::UnsupportedMember("reasoning"));
 }
 
 #[test]
 fn what_the_engines_refuse_is_refused() {
-    for engine in [Engine::Vllm, Engine::Sglang] {
+    for engine in [PromptDialect::Vllm, PromptDialect::Sglang] {
         for body in [
             json!({ "messages": [] }),
             json!({ "messages": [1] }),
@@ -76,32 +82,32 @@ fn what_the_engines_refuse_is_refused() {
             with(json!({ "chat_template_kwargs": 1 })),
         ] {
             let reason = refusal(engine, &body);
-            assert!(matches!(reason, Unpredictable::Refused(_)), "{engine:?}: {body}: {reason:?}");
+            assert!(matches!(reason, PromptError::Malformed(_)), "{engine:?}: {body}: {reason:?}");
         }
     }
     let both = with(json!({ "continue_final_message": true }));
-    assert!(matches!(refusal(Engine::Vllm, &both), Unpredictable::Refused(_)));
+    assert!(matches!(refusal(PromptDialect::Vllm, &both), PromptError::Malformed(_)));
     let arguments = json!({ "messages": [{ "role": "assistant", "content": "", "tool_calls": [
         { "type": "function", "function": { "name": "f", "arguments": "[1" } }] }] });
-    assert!(matches!(refusal(Engine::Sglang, &arguments), Unpredictable::Refused(_)));
+    assert!(matches!(refusal(PromptDialect::Sglang, &arguments), PromptError::Malformed(_)));
 }
 
 #[test]
 fn ids_bypass_template_and_tokenizer() {
     let body = ChatBody::parse(with(json!({ "input_ids": [3, 1, 2] })).to_string().as_bytes()).unwrap();
-    let prompt = load(Engine::Sglang).tokens_of_chat(&body, Now::utc(0)).unwrap();
+    let prompt = load(PromptDialect::Sglang).tokenize_chat(&body, TemplateTime::utc(0)).unwrap();
     assert_eq!(prompt.ids().to_vec(), [3, 1, 2]);
 }
 
 #[test]
 fn models_are_found_by_name() {
-    let registry: Registry = Registry::new();
+    let registry: TokenizerRegistry = TokenizerRegistry::new();
     assert!(registry.get("small").is_none());
-    registry.insert("small", load(Engine::Vllm));
+    registry.insert("small", load(PromptDialect::Vllm));
     let model = registry.get("small").unwrap();
     let body = ChatBody::parse(with(json!({})).to_string().as_bytes()).unwrap();
     assert_eq!(
-        model.text_of_chat(&body, Now::utc(0)).unwrap(),
+        model.render_chat(&body, TemplateTime::utc(0)).unwrap(),
         "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
     );
 }

@@ -5,7 +5,7 @@ use std::io::Read as _;
 use std::path::Path;
 
 /// The text of a file of at most `most` bytes. A larger one is refused before it is read.
-pub(super) fn read_bounded(path: &Path, most: u64) -> Result<String, String> {
+pub(super) fn read_limited(path: &Path, most: u64) -> Result<String, String> {
     let too_large = || format!("it has more than {most} bytes");
     let file = File::open(path).map_err(|error| error.to_string())?;
     if file.metadata().map_err(|error| error.to_string())?.len() > most {
@@ -25,13 +25,13 @@ mod tests {
     fn what_is_too_large_is_not_read() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "12345").unwrap();
-        assert_eq!(read_bounded(file.path(), 5).as_deref(), Ok("12345"));
-        assert!(read_bounded(file.path(), 4).unwrap_err().contains("more than 4 bytes"));
+        assert_eq!(read_limited(file.path(), 5).as_deref(), Ok("12345"));
+        assert!(read_limited(file.path(), 4).unwrap_err().contains("more than 4 bytes"));
         // A file of 4 GiB that takes no room.
         file.as_file().set_len(1 << 32).unwrap();
-        assert!(read_bounded(file.path(), 16 << 20).unwrap_err().contains("more than"));
-        let endless = read_bounded(Path::new("/dev/zero"), 1 << 10);
+        assert!(read_limited(file.path(), 16 << 20).unwrap_err().contains("more than"));
+        let endless = read_limited(Path::new("/dev/zero"), 1 << 10);
         assert!(endless.unwrap_err().contains("more than"), "a device tells no length");
-        assert!(read_bounded(Path::new("/no/such/file"), 1).is_err());
+        assert!(read_limited(Path::new("/no/such/file"), 1).is_err());
     }
 }

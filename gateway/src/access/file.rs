@@ -8,68 +8,68 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
-use super::bounded::read_bounded;
-use super::caller::{Caller, Scope};
-use super::quota::Quota;
+use super::bounded::read_limited;
+use super::caller::{AccessScope, AuthenticatedCaller};
+use super::quota::TrafficQuota;
 
 /// Largest access file: more keys than one Secret of Kubernetes holds.
-const MAX_FILE: u64 = 16 << 20;
+const MAX_FILE_BYTES: u64 = 16 << 20;
 /// Shorter keys could be guessed.
-const SHORTEST_KEY: usize = 16;
+const MIN_KEY_LEN: usize = 16;
 /// Longest name of a tenant in bytes.
-pub(super) const LONGEST_TENANT: usize = 256;
+pub(super) const MAX_TENANT_LEN: usize = 256;
 
 /// A SHA-256.
-type Hash = [u8; 32];
+type KeyDigest = [u8; 32];
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Written {
+struct AccessConfig {
     #[serde(default)]
-    key: Vec<WrittenKey>,
+    key: Vec<ApiKeyConfig>,
     #[serde(default)]
-    quota: Quota,
+    quota: TrafficQuota,
     #[serde(default)]
-    tenant: BTreeMap<String, Quota>,
+    tenant: BTreeMap<String, TrafficQuota>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenKey {
+struct ApiKeyConfig {
     sha256: Option<String>,
     key: Option<String>,
     tenant: String,
-    #[serde(default = "inference")]
-    scopes: BTreeSet<Scope>,
+    #[serde(default = "default_scopes")]
+    scopes: BTreeSet<AccessScope>,
 }
 
-fn inference() -> BTreeSet<Scope> {
-    BTreeSet::from([Scope::Inference])
+fn default_scopes() -> BTreeSet<AccessScope> {
+    BTreeSet::from([AccessScope::Inference])
 }
 
 /// What the access file says. Keys are kept as hashes only.
 #[derive(Debug, Default)]
 pub(super) struct AccessFile {
-    keys: HashMap<Hash, Caller>,
-    everybody: Quota,
-    tenants: BTreeMap<String, Quota>,
+    keys: HashMap<KeyDigest, AuthenticatedCaller>,
+    default_quota: TrafficQuota,
+    tenants: BTreeMap<String, TrafficQuota>,
 }
 
 impl AccessFile {
     /// Reads and checks the file. The error says what is wrong and in which line, and shows nothing of the content.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
-        Self::parse(&read_bounded(path, MAX_FILE)?)
+        Self::parse(&read_limited(path, MAX_FILE_BYTES)?)
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        let written: Written = toml::from_str(text).map_err(|error| {
+        let written: AccessConfig = toml::from_str(text).map_err(|error| {
             // The error's own text would quote the line, and with it perhaps a key.
             let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
             format!("line {}: {}", before.matches('\n').count() + 1, error.message())
         })?;
-        let mut file = Self { everybody: written.quota, tenants: written.tenant, ..Self::default() };
+        let mut file = Self { default_quota: written.quota, tenants: written.tenant, ..Self::default() };
         for (name, quota) in
-            file.tenants.iter().map(|(name, quota)| (name.as_str(), quota)).chain([("", &file.everybody)])
+            file.tenants.iter().map(|(name, quota)| (name.as_str(), quota)).chain([("", &file.default_quota)])
         {
             quota.check().map_err(|problem| match name {
                 "" => format!("[quota]: {problem}"),
@@ -78,7 +78,7 @@ impl AccessFile {
         }
         for (at, key) in written.key.into_iter().enumerate() {
             let (hash, caller) =
-                key.checked().map_err(|problem| format!("[[key]] number {}: {problem}", at + 1))?;
+                key.validate().map_err(|problem| format!("[[key]] number {}: {problem}", at + 1))?;
             if file.keys.insert(hash, caller).is_some() {
                 return Err(format!("[[key]] number {}: the same key is listed before", at + 1));
             }
@@ -92,15 +92,15 @@ impl AccessFile {
     }
 
     /// Whose key it is. Only hashes are compared, so the time that it takes tells nothing about a key.
-    pub(super) fn find(&self, key: &[u8]) -> Option<&Caller> {
-        let hash: Hash = Sha256::digest(key).into();
+    pub(super) fn find(&self, key: &[u8]) -> Option<&AuthenticatedCaller> {
+        let hash: KeyDigest = Sha256::digest(key).into();
         let (known, caller) = self.keys.get_key_value(&hash)?;
         bool::from(known.ct_eq(&hash)).then_some(caller)
     }
 
     /// What a tenant may use.
-    pub(super) fn quota(&self, tenant: &str) -> Quota {
-        self.tenants.get(tenant).copied().unwrap_or(self.everybody)
+    pub(super) fn quota(&self, tenant: &str) -> TrafficQuota {
+        self.tenants.get(tenant).copied().unwrap_or(self.default_quota)
     }
 }
 
@@ -113,14 +113,14 @@ pub fn tenants_of_keys(text: &str, keys: &[&[u8]]) -> Result<Vec<Option<Arc<str>
     Ok(keys.iter().map(|key| file.find(key).map(|caller| Arc::clone(&caller.tenant))).collect())
 }
 
-impl WrittenKey {
-    fn checked(self) -> Result<(Hash, Caller), String> {
+impl ApiKeyConfig {
+    fn validate(self) -> Result<(KeyDigest, AuthenticatedCaller), String> {
         let hash = match (&self.sha256, &self.key) {
             (Some(hex), None) => parse_hash(hex)
                 .ok_or("sha256 is not a SHA-256: 64 hexadecimal digits, as sha256sum prints them")?,
-            (None, Some(key)) if key.len() < SHORTEST_KEY => {
+            (None, Some(key)) if key.len() < MIN_KEY_LEN => {
                 return Err(format!(
-                    "key is shorter than {SHORTEST_KEY} characters, so that it could be guessed"
+                    "key is shorter than {MIN_KEY_LEN} characters, so that it could be guessed"
                 ));
             }
             (None, Some(key)) if !key.bytes().all(|byte| byte.is_ascii_graphic()) => {
@@ -129,22 +129,22 @@ impl WrittenKey {
             (None, Some(key)) => Sha256::digest(key.as_bytes()).into(),
             _ => return Err("give either sha256 or key".to_owned()),
         };
-        if self.tenant.is_empty() || self.tenant.len() > LONGEST_TENANT {
-            return Err(format!("tenant is a name of 1 to {LONGEST_TENANT} bytes"));
+        if self.tenant.is_empty() || self.tenant.len() > MAX_TENANT_LEN {
+            return Err(format!("tenant is a name of 1 to {MAX_TENANT_LEN} bytes"));
         }
         if self.scopes.is_empty() {
             return Err("scopes is empty, so that the key is good for nothing; leave it out for `inference`"
                 .to_owned());
         }
-        Ok((hash, Caller { tenant: Arc::from(self.tenant), scopes: Arc::new(self.scopes) }))
+        Ok((hash, AuthenticatedCaller { tenant: Arc::from(self.tenant), scopes: Arc::new(self.scopes) }))
     }
 }
 
-fn parse_hash(hex: &str) -> Option<Hash> {
+fn parse_hash(hex: &str) -> Option<KeyDigest> {
     if hex.len() != 64 || !hex.is_ascii() {
         return None;
     }
-    let mut hash = Hash::default();
+    let mut hash = KeyDigest::default();
     for (byte, digits) in hash.iter_mut().zip(hex.as_bytes().chunks(2)) {
         *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
     }
@@ -168,9 +168,15 @@ mod tests {
         );
         let file = AccessFile::parse(&text).unwrap();
         let a = file.find(b"a-key-of-sufficient-length").unwrap();
-        assert_eq!((&*a.tenant, a.may(Scope::Inference), a.may(Scope::Admin)), ("a", true, false));
+        assert_eq!(
+            (&*a.tenant, a.has_scope(AccessScope::Inference), a.has_scope(AccessScope::Admin)),
+            ("a", true, false)
+        );
         let b = file.find(b"another-key-in-plain-text").unwrap();
-        assert_eq!((&*b.tenant, b.may(Scope::Inference), b.may(Scope::Metrics)), ("b", false, true));
+        assert_eq!(
+            (&*b.tenant, b.has_scope(AccessScope::Inference), b.has_scope(AccessScope::Metrics)),
+            ("b", false, true)
+        );
         assert!(file.find(b"a-key-of-sufficient-lengtH").is_none());
         assert!(file.find(b"").is_none());
         assert_eq!(file.quota("a").requests_per_second, Some(2.0));

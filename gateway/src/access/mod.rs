@@ -1,15 +1,15 @@
 //! Who may ask, for what, and how much: API keys and signed tokens, scopes, and the quotas of tenants.
 
+mod access_control;
 mod bounded;
 mod caller;
 mod file;
-mod gate;
+mod jwt;
 mod quota;
-mod signed;
 
-pub(crate) use caller::{Caller, Scope};
+pub use access_control::AccessFileError;
+pub(crate) use access_control::{AccessControl, AccessRejection};
+pub(crate) use caller::{AccessScope, AuthenticatedCaller};
 pub use file::tenants_of_keys;
-pub use gate::AccessError;
-pub(crate) use gate::{Gate, Refusal};
-pub(crate) use quota::Permit;
-pub use signed::tenant_of_token;
+pub use jwt::tenant_of_token;
+pub(crate) use quota::QuotaPermit;

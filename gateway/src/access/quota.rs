@@ -9,22 +9,22 @@ use parking_lot::Mutex;
 use serde::Deserialize;
 
 /// Seconds of a rate that may be used at once after a pause.
-const BURST: f64 = 1.0;
+const BURST_SECONDS: f64 = 1.0;
 /// Tenants are only swept beyond this number.
-const FEW_TENANTS: usize = 1024;
+const MIN_SWEEP_TENANTS: usize = 1024;
 /// When to ask again if too many requests run; when one of them ends is not known.
-const SOON: Duration = Duration::from_secs(1);
+const CONCURRENCY_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// What a tenant may use; what is not set has no bound.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Quota {
+pub(super) struct TrafficQuota {
     pub(super) requests_per_second: Option<f64>,
     pub(super) input_tokens_per_second: Option<f64>,
     pub(super) concurrent_requests: Option<u32>,
 }
 
-impl Quota {
+impl TrafficQuota {
     pub(super) fn check(&self) -> Result<(), String> {
         let rates = [
             ("requests_per_second", self.requests_per_second),
@@ -44,7 +44,7 @@ impl Quota {
 
 /// Which bound was met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Bound {
+pub(super) enum QuotaKind {
     Requests,
     InputTokens,
     Concurrency,
@@ -53,58 +53,58 @@ pub(super) enum Bound {
 /// A bucket that fills at a rate up to a burst. It may go below zero, so that what is larger than the burst waits longer after it,
 /// and is not impossible.
 #[derive(Debug, Clone, Copy)]
-struct Bucket {
+struct QuotaBucket {
     level: f64,
-    at: Instant,
+    filled_at: Instant,
 }
 
-impl Bucket {
+impl QuotaBucket {
     /// How much is there now, with no bound below.
     fn fill(&mut self, rate: f64, burst: f64, now: Instant) -> f64 {
-        let passed = now.saturating_duration_since(self.at).as_secs_f64();
-        (self.level, self.at) = ((self.level + passed * rate).min(burst), now);
+        let passed = now.saturating_duration_since(self.filled_at).as_secs_f64();
+        (self.level, self.filled_at) = ((self.level + passed * rate).min(burst), now);
         self.level
     }
 }
 
 /// One tenant's use.
 #[derive(Debug)]
-struct Tenant {
-    requests: Mutex<Bucket>,
-    tokens: Mutex<Bucket>,
+struct TenantTraffic {
+    requests: Mutex<QuotaBucket>,
+    tokens: Mutex<QuotaBucket>,
     running: AtomicU32,
 }
 
 fn burst(rate: f64) -> f64 {
-    (rate * BURST).max(1.0)
+    (rate * BURST_SECONDS).max(1.0)
 }
 
-impl Tenant {
+impl TenantTraffic {
     fn new(now: Instant) -> Self {
         // As after a long pause, whatever the quota is: filling cuts it to the burst.
-        let full = Bucket { level: f64::INFINITY, at: now };
+        let full = QuotaBucket { level: f64::INFINITY, filled_at: now };
         Self { requests: Mutex::new(full), tokens: Mutex::new(full), running: AtomicU32::new(0) }
     }
 
-    fn enter(&self, quota: Quota, now: Instant) -> Result<(), (Bound, Duration)> {
+    fn try_admit(&self, quota: TrafficQuota, now: Instant) -> Result<(), (QuotaKind, Duration)> {
         // The three are looked at one after the other; two requests that race may both pass where one more was allowed.
         if let Some(rate) = quota.input_tokens_per_second {
             let level = self.tokens.lock().fill(rate, burst(rate), now);
             if level <= 0.0 {
-                return Err((Bound::InputTokens, seconds((1.0 - level) / rate)));
+                return Err((QuotaKind::InputTokens, seconds((1.0 - level) / rate)));
             }
         }
         let most = quota.concurrent_requests.unwrap_or(u32::MAX);
         let one_more = |running: u32| (running < most).then_some(running.saturating_add(1));
         if self.running.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).is_err() {
-            return Err((Bound::Concurrency, SOON));
+            return Err((QuotaKind::Concurrency, CONCURRENCY_RETRY_AFTER));
         }
         if let Some(rate) = quota.requests_per_second {
             let mut bucket = self.requests.lock();
             let level = bucket.fill(rate, burst(rate), now);
             if level < 1.0 {
                 self.running.fetch_sub(1, Ordering::AcqRel);
-                return Err((Bound::Requests, seconds((1.0 - level) / rate)));
+                return Err((QuotaKind::Requests, seconds((1.0 - level) / rate)));
             }
             bucket.level -= 1.0;
         }
@@ -112,8 +112,8 @@ impl Tenant {
     }
 
     /// Whether forgetting it would give it nothing.
-    fn is_unused(&self, quota: Quota, now: Instant) -> bool {
-        let full = |bucket: &Mutex<Bucket>, rate: Option<f64>| {
+    fn is_idle(&self, quota: TrafficQuota, now: Instant) -> bool {
+        let full = |bucket: &Mutex<QuotaBucket>, rate: Option<f64>| {
             rate.is_none_or(|rate| bucket.lock().fill(rate, burst(rate), now) >= burst(rate))
         };
         self.running.load(Ordering::Acquire) == 0
@@ -128,62 +128,67 @@ fn seconds(seconds: f64) -> Duration {
 
 /// The use of all tenants.
 #[derive(Debug, Default)]
-pub(super) struct Quotas {
-    tenants: Mutex<Known>,
+pub(super) struct QuotaTracker {
+    tenants: Mutex<TenantTrafficMap>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
-    by_name: HashMap<Arc<str>, Arc<Tenant>>,
+struct TenantTrafficMap {
+    by_name: HashMap<Arc<str>, Arc<TenantTraffic>>,
     /// How many were left by the last sweep.
-    left: usize,
+    after_last_sweep: usize,
 }
 
-impl Quotas {
+impl QuotaTracker {
     /// Counts a request of `tenant`, or says which bound forbids it and when to ask again. `quota` tells what a tenant may use.
-    pub(super) fn enter(
+    pub(super) fn try_admit(
         &self,
         name: &Arc<str>,
-        quota: impl Fn(&str) -> Quota,
+        quota: impl Fn(&str) -> TrafficQuota,
         now: Instant,
-    ) -> Result<Option<Permit>, (Bound, Duration)> {
+    ) -> Result<Option<QuotaPermit>, (QuotaKind, Duration)> {
         let own = quota(name);
-        if own == Quota::default() {
+        if own == TrafficQuota::default() {
             return Ok(None);
         }
         let tenant = self.tenant(name, quota, now);
-        tenant.enter(own, now)?;
-        Ok(Some(Permit { tenant }))
+        tenant.try_admit(own, now)?;
+        Ok(Some(QuotaPermit { tenant }))
     }
 
-    fn tenant(&self, name: &Arc<str>, quota: impl Fn(&str) -> Quota, now: Instant) -> Arc<Tenant> {
+    fn tenant(
+        &self,
+        name: &Arc<str>,
+        quota: impl Fn(&str) -> TrafficQuota,
+        now: Instant,
+    ) -> Arc<TenantTraffic> {
         let mut known = self.tenants.lock();
         if let Some(tenant) = known.by_name.get(name) {
             return tenant.clone();
         }
         // Sweeping at each doubling costs little per tenant, and keeps only those that were there within their burst.
-        if known.by_name.len() >= FEW_TENANTS.max(2 * known.left) {
-            known.by_name.retain(|name, tenant| !tenant.is_unused(quota(name), now));
-            known.left = known.by_name.len();
+        if known.by_name.len() >= MIN_SWEEP_TENANTS.max(2 * known.after_last_sweep) {
+            known.by_name.retain(|name, tenant| !tenant.is_idle(quota(name), now));
+            known.after_last_sweep = known.by_name.len();
         }
-        known.by_name.entry(name.clone()).or_insert_with(|| Arc::new(Tenant::new(now))).clone()
+        known.by_name.entry(name.clone()).or_insert_with(|| Arc::new(TenantTraffic::new(now))).clone()
     }
 }
 
 /// A request that is counted as running until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Permit {
-    tenant: Arc<Tenant>,
+pub(crate) struct QuotaPermit {
+    tenant: Arc<TenantTraffic>,
 }
 
-impl Permit {
+impl QuotaPermit {
     /// Takes the prompt's tokens from what the tenant may use.
     pub(crate) fn spend(&self, tokens: u32) {
         self.tenant.tokens.lock().level -= f64::from(tokens);
     }
 }
 
-impl Drop for Permit {
+impl Drop for QuotaPermit {
     fn drop(&mut self) {
         self.tenant.running.fetch_sub(1, Ordering::AcqRel);
     }
@@ -198,67 +203,70 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_refused_beyond_their_rate_and_served_again_after_the_time_told() {
-        let (quotas, start) = (Quotas::default(), Instant::now());
-        let two = |_: &str| Quota { requests_per_second: Some(2.0), ..Quota::default() };
+    fn rate_limited_requests_succeed_after_retry_after() {
+        let (quotas, start) = (QuotaTracker::default(), Instant::now());
+        let two = |_: &str| TrafficQuota { requests_per_second: Some(2.0), ..TrafficQuota::default() };
         for _ in 0..2 {
-            quotas.enter(&name("a"), two, start).unwrap();
+            quotas.try_admit(&name("a"), two, start).unwrap();
         }
-        let (bound, after) = quotas.enter(&name("a"), two, start).unwrap_err();
-        assert_eq!((bound, after), (Bound::Requests, Duration::from_millis(500)));
-        quotas.enter(&name("b"), two, start).unwrap();
-        assert!(quotas.enter(&name("a"), two, start + after / 2).is_err());
-        quotas.enter(&name("a"), two, start + after).unwrap();
-        assert!(quotas.enter(&name("a"), two, start + after).is_err());
+        let (bound, after) = quotas.try_admit(&name("a"), two, start).unwrap_err();
+        assert_eq!((bound, after), (QuotaKind::Requests, Duration::from_millis(500)));
+        quotas.try_admit(&name("b"), two, start).unwrap();
+        assert!(quotas.try_admit(&name("a"), two, start + after / 2).is_err());
+        quotas.try_admit(&name("a"), two, start + after).unwrap();
+        assert!(quotas.try_admit(&name("a"), two, start + after).is_err());
     }
 
     #[test]
     fn a_long_prompt_is_served_and_those_after_it_wait() {
-        let (quotas, start) = (Quotas::default(), Instant::now());
-        let slow = |_: &str| Quota { input_tokens_per_second: Some(100.0), ..Quota::default() };
-        quotas.enter(&name("a"), slow, start).unwrap().unwrap().spend(1100);
-        let (bound, after) = quotas.enter(&name("a"), slow, start).unwrap_err();
-        assert_eq!(bound, Bound::InputTokens);
+        let (quotas, start) = (QuotaTracker::default(), Instant::now());
+        let slow = |_: &str| TrafficQuota { input_tokens_per_second: Some(100.0), ..TrafficQuota::default() };
+        quotas.try_admit(&name("a"), slow, start).unwrap().unwrap().spend(1100);
+        let (bound, after) = quotas.try_admit(&name("a"), slow, start).unwrap_err();
+        assert_eq!(bound, QuotaKind::InputTokens);
         assert!((after.as_secs_f64() - 10.01).abs() < 1e-6, "{after:?}");
-        quotas.enter(&name("a"), slow, start + after).unwrap();
+        quotas.try_admit(&name("a"), slow, start + after).unwrap();
     }
 
     #[test]
     fn requests_at_once_are_counted_until_they_end() {
-        let (quotas, now) = (Quotas::default(), Instant::now());
-        let one = |_: &str| Quota {
+        let (quotas, now) = (QuotaTracker::default(), Instant::now());
+        let one = |_: &str| TrafficQuota {
             concurrent_requests: Some(1),
             requests_per_second: Some(1000.0),
-            ..Quota::default()
+            ..TrafficQuota::default()
         };
-        let permit = quotas.enter(&name("a"), one, now).unwrap();
-        assert_eq!(quotas.enter(&name("a"), one, now).unwrap_err(), (Bound::Concurrency, SOON));
+        let permit = quotas.try_admit(&name("a"), one, now).unwrap();
+        assert_eq!(
+            quotas.try_admit(&name("a"), one, now).unwrap_err(),
+            (QuotaKind::Concurrency, CONCURRENCY_RETRY_AFTER)
+        );
         drop(permit);
-        drop(quotas.enter(&name("a"), one, now).unwrap());
+        drop(quotas.try_admit(&name("a"), one, now).unwrap());
         assert_eq!(quotas.tenant(&name("a"), one, now).running.load(Ordering::Acquire), 0);
     }
 
     #[test]
-    fn tenants_that_use_nothing_are_forgotten() {
-        let (quotas, start) = (Quotas::default(), Instant::now());
-        let quota = |_: &str| Quota { requests_per_second: Some(1.0), ..Quota::default() };
-        let kept = quotas.enter(&name("kept"), quota, start).unwrap();
+    fn idle_tenants_are_evicted() {
+        let (quotas, start) = (QuotaTracker::default(), Instant::now());
+        let quota = |_: &str| TrafficQuota { requests_per_second: Some(1.0), ..TrafficQuota::default() };
+        let kept = quotas.try_admit(&name("kept"), quota, start).unwrap();
         for round in 0..10 {
-            for client in 0..FEW_TENANTS {
+            for client in 0..MIN_SWEEP_TENANTS {
                 let now = start + Duration::from_secs(10 * round);
-                drop(quotas.enter(&name(&format!("{round}.{client}")), quota, now).unwrap());
+                drop(quotas.try_admit(&name(&format!("{round}.{client}")), quota, now).unwrap());
             }
         }
         let known = quotas.tenants.lock();
-        assert!(known.by_name.len() <= 2 * FEW_TENANTS + 1, "{}", known.by_name.len());
+        assert!(known.by_name.len() <= 2 * MIN_SWEEP_TENANTS + 1, "{}", known.by_name.len());
         assert!(known.by_name.contains_key("kept"));
         drop(kept);
     }
 
     #[test]
-    fn who_has_no_bounds_is_not_remembered() {
-        let quotas = Quotas::default();
-        assert!(quotas.enter(&name("a"), |_| Quota::default(), Instant::now()).unwrap().is_none());
+    fn tenants_without_quota_are_not_tracked() {
+        let quotas = QuotaTracker::default();
+        assert!(quotas.try_admit(&name("a"), |_| TrafficQuota::default(), Instant::now()).unwrap().is_none());
         assert!(quotas.tenants.lock().by_name.is_empty());
     }
 }

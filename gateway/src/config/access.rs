@@ -4,13 +4,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use moongate_runtime::Secret;
+use moongate_runtime::SecretString;
 
 use crate::ingress::{CorsOrigin, InferencePath};
 
 /// Paths of the admin listener that may be open to everybody.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum OpenPath {
+pub enum UnauthenticatedPath {
     /// `/health`
     Health,
     /// `/ready`
@@ -56,7 +56,7 @@ pub struct AccessOptions {
 
     /// Token that the admin listener asks for, as `Authorization: Bearer TOKEN`.
     #[arg(long, value_name = "TOKEN", env = "MOONGATE_ADMIN_TOKEN", hide_env_values = true)]
-    pub admin_token: Option<Secret>,
+    pub admin_token: Option<SecretString>,
 
     /// Origin whose pages may send requests to the clients' listener (CORS), such as `https://chat.example`; `*`: all. Repeatable. Default: none, so that
     /// no page in a browser can use what the browser's machine reaches.
@@ -78,12 +78,12 @@ pub struct AccessOptions {
         default_value = "health,ready",
         hide_possible_values = true
     )]
-    pub admin_open: Vec<OpenPath>,
+    pub admin_open: Vec<UnauthenticatedPath>,
 }
 
 /// What a signed token must say.
 #[derive(Debug, Clone)]
-pub(crate) struct TokenRules {
+pub(crate) struct JwtRequirements {
     pub(crate) issuer: String,
     pub(crate) audience: Vec<String>,
     pub(crate) tenant_claim: String,
@@ -98,9 +98,9 @@ impl AccessOptions {
     }
 
     /// `None` without an issuer or an audience.
-    pub(crate) fn token_rules(&self) -> Option<TokenRules> {
+    pub(crate) fn token_rules(&self) -> Option<JwtRequirements> {
         let issuer = self.jwt_issuer.clone().filter(|issuer| !issuer.is_empty())?;
-        (!self.jwt_audience.is_empty()).then(|| TokenRules {
+        (!self.jwt_audience.is_empty()).then(|| JwtRequirements {
             issuer,
             audience: self.jwt_audience.clone(),
             tenant_claim: self.jwt_tenant_claim.clone(),

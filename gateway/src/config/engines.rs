@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use http::HeaderValue;
 use moongate_discovery::{
-    DiscoveryOptions, Engine, KubernetesOptions, KvConnector, ProbeOptions, RbgOptions, Registry, Role,
-    RolePorts, Scheme, StaticInstance,
+    DiscoveryOptions, EngineKind, EngineRegistry, EngineRole, HttpScheme, KubernetesDiscoveryOptions,
+    KvConnector, ProbeOptions, RbgDiscoveryOptions, RolePorts, StaticInstance,
 };
-use moongate_runtime::{EngineTlsOptions, Secret, Trust};
+use moongate_runtime::{ClientTls, EngineTlsArgs, SecretString};
 
 /// Where engines come from, beside the ones given by flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -71,7 +71,7 @@ pub struct EngineOptions {
 
     /// Token that /workers asks for, as `Authorization: Bearer TOKEN`; without one nobody is asked.
     #[arg(long, value_name = "TOKEN", env = "MOONGATE_REGISTRATION_TOKEN", hide_env_values = true)]
-    pub registration_token: Option<Secret>,
+    pub registration_token: Option<SecretString>,
 
     /// RBG and Kubernetes: HTTP port of prefill engines that name none. Default 8000: vLLM's own, and the usual one in RBG's
     /// examples; SGLang's own is 30000.
@@ -88,7 +88,7 @@ pub struct EngineOptions {
 
     /// RBG and Kubernetes: how engines are spoken to that do not say it by the annotation moongate.io/scheme.
     #[arg(long, value_name = "http|https", env = "MOONGATE_ENGINE_SCHEME", default_value = "http")]
-    pub engine_scheme: Scheme,
+    pub engine_scheme: HttpScheme,
 
     /// RBG: bootstrap port of prefills that name none; default: what the engine says, else 8998.
     #[arg(long, value_name = "PORT", env = "MOONGATE_BOOTSTRAP_PORT")]
@@ -96,7 +96,7 @@ pub struct EngineOptions {
 
     /// Engine kind of engines that do not name theirs; default: each is asked.
     #[arg(long, value_name = "sglang|vllm", env = "MOONGATE_ENGINE")]
-    pub engine: Option<Engine>,
+    pub engine: Option<EngineKind>,
 
     /// vLLM's KV connector of engines that do not name theirs; default: each is asked.
     #[arg(long, value_name = "nixl|mooncake|store", env = "MOONGATE_KV_CONNECTOR")]
@@ -105,21 +105,21 @@ pub struct EngineOptions {
     /// API key that engines ask for: for the gateway's own questions, and for clients' requests if the gateway asks clients for keys of
     /// its own. Else clients' keys are passed on as they are.
     #[arg(long, value_name = "KEY", env = "MOONGATE_ENGINE_API_KEY", hide_env_values = true)]
-    pub engine_api_key: Option<Secret>,
+    pub engine_api_key: Option<SecretString>,
 
     /// TLS towards engines.
     #[command(flatten)]
-    pub engine_tls: EngineTlsOptions,
+    pub engine_tls: EngineTlsArgs,
 }
 
 impl EngineOptions {
     /// What discovery is started with, and engines are known by.
     #[must_use]
-    pub fn discovery_options(&self, trust: &Trust) -> DiscoveryOptions {
+    pub fn discovery_options(&self, trust: &ClientTls) -> DiscoveryOptions {
         let mut options = DiscoveryOptions {
             instances: self.static_instances(),
             file: self.instances_file.clone(),
-            registry: self.registration.then(Registry::default),
+            registry: self.registration.then(EngineRegistry::default),
             probe: ProbeOptions {
                 api_key: self.engine_api_key.as_ref().map(|key| key.expose().to_owned()),
                 trust: Some(trust.clone()),
@@ -130,18 +130,18 @@ impl EngineOptions {
         match self.discovery {
             DiscoverySource::Static => {}
             DiscoverySource::Rbg => {
-                options.rbg = Some(RbgOptions {
+                options.rbg = Some(RbgDiscoveryOptions {
                     path: self.rbg_config.clone(),
                     scheme: self.engine_scheme,
                     engine: self.engine,
                     connector: self.kv_connector,
                     ports: self.role_ports(),
                     bootstrap_port: self.bootstrap_port,
-                    ..RbgOptions::from_env()
+                    ..RbgDiscoveryOptions::from_env()
                 });
             }
             DiscoverySource::Kubernetes => {
-                options.kubernetes = Some(KubernetesOptions {
+                options.kubernetes = Some(KubernetesDiscoveryOptions {
                     kubeconfig: self.kubeconfig.clone(),
                     namespace: self.namespace.clone(),
                     group: self.group.clone(),
@@ -150,7 +150,7 @@ impl EngineOptions {
                     ports: self.role_ports(),
                     engine: self.engine,
                     connector: self.kv_connector,
-                    ..KubernetesOptions::default()
+                    ..KubernetesDiscoveryOptions::default()
                 });
             }
         }
@@ -168,7 +168,7 @@ impl EngineOptions {
         given
             .map(|mut instance| {
                 instance.engine = instance.engine.or(self.engine);
-                if instance.role != Role::Plain {
+                if instance.role != EngineRole::Plain {
                     instance.connector = instance.connector.or(self.kv_connector);
                 }
                 instance
@@ -190,7 +190,7 @@ fn parse_prefill(text: &str) -> Result<StaticInstance, String> {
         Some((url, port)) => (url, Some(port)),
         None => (text, None),
     };
-    let mut instance = parse_url(Role::Prefill, url)?;
+    let mut instance = parse_url(EngineRole::Prefill, url)?;
     if let Some(port) = port {
         let port = port
             .parse()
@@ -201,14 +201,14 @@ fn parse_prefill(text: &str) -> Result<StaticInstance, String> {
 }
 
 fn parse_decode(text: &str) -> Result<StaticInstance, String> {
-    parse_url(Role::Decode, text)
+    parse_url(EngineRole::Decode, text)
 }
 
 fn parse_worker(text: &str) -> Result<StaticInstance, String> {
-    parse_url(Role::Plain, text)
+    parse_url(EngineRole::Plain, text)
 }
 
-fn parse_url(role: Role, text: &str) -> Result<StaticInstance, String> {
+fn parse_url(role: EngineRole, text: &str) -> Result<StaticInstance, String> {
     let url = url::Url::parse(text).map_err(|error| format!("{error}; write it as http://host:port"))?;
     match (url.scheme(), url.host_str(), url.port_or_known_default()) {
         (scheme @ ("http" | "https"), Some(host), Some(port)) => {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use moongate_runtime::{ConnectionRefusal, ListenerLimits, TlsError, TlsFiles};
+use moongate_runtime::{ConnectionRejection, ListenerLimits, ServerTlsFiles, TlsConfigError};
 
 use crate::ingress::BodyLimits;
 use crate::memory::MemoryBudget;
@@ -70,20 +70,20 @@ pub struct ListenerOptions {
 
 impl ListenerOptions {
     /// Files of the public listener. The error names the flag that is missing.
-    pub(crate) fn tls(&self) -> Result<Option<TlsFiles>, TlsError> {
+    pub(crate) fn tls(&self) -> Result<Option<ServerTlsFiles>, TlsConfigError> {
         files("", [&self.tls_cert, &self.tls_key, &self.tls_client_ca], false)
     }
 
     /// Files of the admin listener, whose open paths need no certificate.
-    pub(crate) fn admin_tls(&self) -> Result<Option<TlsFiles>, TlsError> {
+    pub(crate) fn admin_tls(&self) -> Result<Option<ServerTlsFiles>, TlsConfigError> {
         files("admin-", [&self.admin_tls_cert, &self.admin_tls_key, &self.admin_tls_client_ca], true)
     }
 
     /// Limits of one of the listeners. Connections above the limit get `refusal`.
-    pub(crate) fn limits(&self, connections: usize, refusal: ConnectionRefusal) -> ListenerLimits {
+    pub(crate) fn limits(&self, connections: usize, refusal: ConnectionRejection) -> ListenerLimits {
         ListenerLimits {
             connections,
-            refusal: Some(refusal),
+            rejection: Some(refusal),
             header_read_timeout: self.header_timeout,
             header_bytes: self.max_header_bytes as usize,
             streams: self.max_streams,
@@ -93,7 +93,7 @@ impl ListenerOptions {
 
     /// Bounds of one body where all together have at most `memory`.
     pub(crate) fn body_limits(&self, memory: &MemoryBudget) -> BodyLimits {
-        let largest = usize::try_from(memory.largest()).unwrap_or(usize::MAX);
+        let largest = usize::try_from(memory.max_request()).unwrap_or(usize::MAX);
         let max_bytes = self.max_body_bytes.min(largest);
         if max_bytes < self.max_body_bytes {
             tracing::warn!(
@@ -102,7 +102,7 @@ impl ListenerOptions {
                 "--body-memory bounds request bodies further"
             );
         }
-        BodyLimits { max_bytes, idle: self.body_timeout, whole: self.body_deadline }
+        BodyLimits { max_bytes, idle: self.body_timeout, total: self.body_deadline }
     }
 }
 
@@ -110,14 +110,14 @@ fn files(
     listener: &str,
     [certificate, key, client_ca]: [&Option<PathBuf>; 3],
     client_optional: bool,
-) -> Result<Option<TlsFiles>, TlsError> {
+) -> Result<Option<ServerTlsFiles>, TlsConfigError> {
     let flag = |name: &str| format!("--{listener}tls-{name}");
     let needs = |given: &str, missing: &[&str]| {
         let missing: Vec<String> = missing.iter().map(|name| flag(name)).collect();
-        Err(TlsError::Settings(format!("{} needs {}", flag(given), missing.join(" and "))))
+        Err(TlsConfigError::IncompatibleSettings(format!("{} needs {}", flag(given), missing.join(" and "))))
     };
     match (certificate, key, client_ca) {
-        (Some(certificate), Some(key), ca) => Ok(Some(TlsFiles {
+        (Some(certificate), Some(key), ca) => Ok(Some(ServerTlsFiles {
             certificate: certificate.clone(),
             key: key.clone(),
             client_ca: ca.clone(),

@@ -4,25 +4,25 @@ use clap::Args;
 use moongate_runtime::memory_limit;
 
 /// Used if neither the machine's nor a control group's memory limit can be read: the chart's limit.
-const ASSUMED_MEMORY: u64 = 2 << 30;
+const FALLBACK_MEMORY_LIMIT: u64 = 2 << 30;
 /// Share of the memory limit that each of the two defaults takes.
 const DEFAULT_SHARE: u64 = 4;
 /// Largest default for prompts: beyond it, more cached conversations save little.
-const LARGEST_PROMPT_DEFAULT: u64 = 1 << 30;
+const MAX_DEFAULT_PROMPT_MEMORY: u64 = 1 << 30;
 /// Least of either.
-const LEAST: u64 = 1 << 20;
+const MIN_BYTES: u64 = 1 << 20;
 
 /// Memory that all requests share.
 #[derive(Debug, Clone, Args)]
 pub struct MemoryOptions {
     /// Memory for the bodies of all requests together; more are refused (503). A quarter is kept for bodies up to 1 MiB. Default: a
     /// quarter of the memory limit (control group, else machine).
-    #[arg(long, value_name = "BYTES", env = "MOONGATE_BODY_MEMORY", value_parser = clap::value_parser!(u64).range(LEAST..))]
+    #[arg(long, value_name = "BYTES", env = "MOONGATE_BODY_MEMORY", value_parser = clap::value_parser!(u64).range(MIN_BYTES..))]
     pub body_memory: Option<u64>,
 
     /// Memory to make tokens of prompts: half for cached conversations, half for prompts that are being read; without room there, a
     /// request is routed without prediction. Default: a quarter of the memory limit, at most 1 GiB.
-    #[arg(long, value_name = "BYTES", env = "MOONGATE_PROMPT_MEMORY", value_parser = clap::value_parser!(u64).range(LEAST..))]
+    #[arg(long, value_name = "BYTES", env = "MOONGATE_PROMPT_MEMORY", value_parser = clap::value_parser!(u64).range(MIN_BYTES..))]
     pub prompt_memory: Option<u64>,
 }
 
@@ -41,12 +41,12 @@ pub(crate) struct MemoryShares {
 
 impl MemoryOptions {
     pub(crate) fn shares(&self) -> MemoryShares {
-        self.shares_of(memory_limit().unwrap_or(ASSUMED_MEMORY))
+        self.shares_of(memory_limit().unwrap_or(FALLBACK_MEMORY_LIMIT))
     }
 
     fn shares_of(&self, limit: u64) -> MemoryShares {
-        let default = (limit / DEFAULT_SHARE).max(LEAST);
-        let prompt_memory = self.prompt_memory.unwrap_or(default.min(LARGEST_PROMPT_DEFAULT));
+        let default = (limit / DEFAULT_SHARE).max(MIN_BYTES);
+        let prompt_memory = self.prompt_memory.unwrap_or(default.min(MAX_DEFAULT_PROMPT_MEMORY));
         let engine_tokens = (prompt_memory / 8).min(64 << 20);
         MemoryShares {
             bodies: self.body_memory.unwrap_or(default),

@@ -4,19 +4,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use moongate_runtime::Trust;
+use moongate_runtime::ClientTls;
 use tokio::sync::Semaphore;
 
 use crate::dispatch::{AttemptLimits, RetryLimits};
-use crate::fleet::{BreakerLimits, EndpointLimits, HealthLimits, SilenceLimits};
-use crate::upstream::{LegLimits, PoolLimits};
+use crate::fleet::{BreakerLimits, EndpointLimits, HealthCheckLimits, SilenceLimits};
+use crate::upstream::{ConnectionPoolLimits, LegTimeouts};
 
 /// Longest pause of an engine that keeps failing.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const MAX_BREAKER_PAUSE: Duration = Duration::from_secs(60);
 /// A silence is noticed this share of its limit late at most.
 const CHECKS_PER_LIMIT: u32 = 4;
 /// Waiting requests are not checked more often than this.
-const SHORTEST_CHECK: Duration = Duration::from_millis(10);
+const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// How requests are sent to engines.
 #[derive(Debug, Clone, Args)]
@@ -113,9 +113,9 @@ pub struct UpstreamOptions {
 
 impl UpstreamOptions {
     /// `connections` are the most to all engines together.
-    pub(crate) fn endpoint_limits(&self, trust: &Trust, connections: usize) -> EndpointLimits {
+    pub(crate) fn endpoint_limits(&self, trust: &ClientTls, connections: usize) -> EndpointLimits {
         EndpointLimits {
-            pool: PoolLimits {
+            pool: ConnectionPoolLimits {
                 connect_timeout: self.connect_timeout,
                 max_idle: self.max_idle_connections,
                 idle_timeout: self.idle_connection_timeout,
@@ -125,25 +125,25 @@ impl UpstreamOptions {
             breaker: BreakerLimits {
                 failures: self.breaker_failures,
                 pause: self.breaker_pause,
-                longest_pause: LONGEST_PAUSE,
+                max_pause: MAX_BREAKER_PAUSE,
             },
             silence: SilenceLimits {
                 factor: self.silence_factor,
                 floor: self.silence_floor,
                 stall: self.stall_timeout,
                 pause: self.breaker_pause,
-                longest_pause: LONGEST_PAUSE,
+                max_pause: MAX_BREAKER_PAUSE,
                 suspected: Arc::default(),
             },
         }
     }
 
     pub(crate) fn retry_limits(&self) -> RetryLimits {
-        let limits = |first_byte| LegLimits {
+        let limits = |first_byte| LegTimeouts {
             first_byte,
             idle: self.idle_timeout,
-            check_waiting: check_time(self.silence_floor, first_byte),
-            check_idle: check_time(self.stall_timeout, self.idle_timeout),
+            first_byte_check: check_interval(self.silence_floor, first_byte),
+            idle_check: check_interval(self.stall_timeout, self.idle_timeout),
         };
         RetryLimits {
             attempts: self.attempts,
@@ -151,17 +151,17 @@ impl UpstreamOptions {
             attempt: AttemptLimits {
                 prefill: limits(self.prefill_timeout),
                 stream: limits(self.first_byte_timeout),
-                whole: limits(self.answer_timeout),
+                non_stream: limits(self.answer_timeout),
                 held_answer_bytes: self.held_answer_bytes,
             },
         }
     }
 
     /// `None` if health checks are off.
-    pub(crate) fn health_limits(&self) -> Option<HealthLimits> {
-        (!self.health_interval.is_zero()).then(|| HealthLimits {
+    pub(crate) fn health_limits(&self) -> Option<HealthCheckLimits> {
+        (!self.health_interval.is_zero()).then(|| HealthCheckLimits {
             path: self.health_path.clone(),
-            every: self.health_interval,
+            interval: self.health_interval,
             timeout: self.health_timeout,
             failures: 3,
         })
@@ -169,8 +169,8 @@ impl UpstreamOptions {
 }
 
 /// Time between two checks of a silence that is suspicious after `limit`; `otherwise` if it never is.
-fn check_time(limit: Duration, otherwise: Duration) -> Duration {
-    if limit.is_zero() { otherwise } else { (limit / CHECKS_PER_LIMIT).max(SHORTEST_CHECK) }
+fn check_interval(limit: Duration, otherwise: Duration) -> Duration {
+    if limit.is_zero() { otherwise } else { (limit / CHECKS_PER_LIMIT).max(MIN_CHECK_INTERVAL) }
 }
 
 fn parse_share(text: &str) -> Result<f64, String> {

@@ -6,7 +6,7 @@ use tokio::time::{Duration, Instant};
 
 /// Counts the scheduler's seconds, which are those of the engines: simulated ones may live faster.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Clock {
+pub(crate) struct SchedulerClock {
     start: Instant,
     /// `start` in the scheduler's seconds: Unix time, so that priorities that several gateways write compare.
     started_at: f64,
@@ -14,7 +14,7 @@ pub(crate) struct Clock {
     scale: f64,
 }
 
-impl Clock {
+impl SchedulerClock {
     /// Starts at the time of now. `scale` is above 0.
     pub(crate) fn start(scale: f64) -> Self {
         let started_at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
@@ -27,12 +27,12 @@ impl Clock {
     }
 
     /// How long so many of the scheduler's seconds take; 0 for times that cannot be.
-    pub(super) fn real(&self, seconds: f64) -> Duration {
+    pub(super) fn to_wall_time(self, seconds: f64) -> Duration {
         Duration::try_from_secs_f64(seconds / self.scale).unwrap_or_default()
     }
 
     /// When it will be `at`, in the scheduler's seconds; `None` for times that never come.
-    pub(super) fn when(&self, at: f64) -> Option<Instant> {
+    pub(super) fn instant_at(&self, at: f64) -> Option<Instant> {
         let after = Duration::try_from_secs_f64((at - self.started_at).max(0.0) / self.scale).ok()?;
         self.start.checked_add(after)
     }
@@ -43,11 +43,11 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn the_time_to_wake_is_the_time_that_it_says_then() {
-        let clock = Clock::start(20.0);
+    async fn the_wake_up_instant_matches_the_clock() {
+        let clock = SchedulerClock::start(20.0);
         let at = clock.now() + 3.0;
-        tokio::time::sleep_until(clock.when(at).unwrap()).await;
+        tokio::time::sleep_until(clock.instant_at(at).unwrap()).await;
         assert!((clock.now() - at).abs() < 0.05, "{}", clock.now());
-        assert_eq!(clock.when(f64::INFINITY), None);
+        assert_eq!(clock.instant_at(f64::INFINITY), None);
     }
 }

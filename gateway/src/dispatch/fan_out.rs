@@ -8,72 +8,77 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use moongate_scheduler::Role;
+use moongate_scheduler::InstanceRole;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::ask::Ask;
-use crate::error::{ApiError, Code};
-use crate::fleet::Fleet;
+use super::routed_request::RoutedRequest;
+use crate::error::{ApiError, ApiErrorCode};
+use crate::fleet::FleetSnapshot;
 use crate::memory::MemoryBudget;
-use crate::prompt::{Api, Edit, Member, Spliced};
+use crate::request_body::{BodyMember, InferenceApi, MemberEdit, SplicedBody};
 
 /// Most samples of one request that are asked for separately.
-const MOST_SAMPLES: u32 = 128;
+const MAX_SAMPLES: u32 = 128;
 
 /// Whether `ask` must be split: it wants several samples, and every engine it could start on is an SGLang prefill.
-pub(crate) fn is_needed(fleet: &Fleet, ask: &Ask) -> bool {
-    let Some(request) = ask.request.as_ref().filter(|_| ask.head.n > 1 && ask.api != Api::Other) else {
+pub(crate) fn is_needed(fleet: &FleetSnapshot, ask: &RoutedRequest) -> bool {
+    let Some(request) = ask.request.as_ref().filter(|_| ask.routing.n > 1 && ask.api != InferenceApi::Other)
+    else {
         return false;
     };
-    let entries = fleet.cluster.entries(request.model);
+    let entries = fleet.cluster.prefills(request.model);
     !entries.is_empty()
         && entries.iter().all(|&ix| {
             let sglang = fleet.member(ix).is_some_and(|member| member.is_sglang());
-            sglang && fleet.cluster.get(ix).is_some_and(|instance| instance.role == Role::Prefill)
+            sglang && fleet.cluster.get(ix).is_some_and(|instance| instance.role == InstanceRole::Prefill)
         })
 }
 
 /// One request per sample, each with a body of its own in `memory`.
-pub(crate) fn split(ask: &Ask, memory: &Arc<MemoryBudget>) -> Result<Vec<Ask>, ApiError> {
-    let n = ask.head.n;
-    if n > MOST_SAMPLES {
-        let text = format!("`n` is {n}; this fleet serves at most {MOST_SAMPLES} samples per request");
-        return Err(ApiError::new(Code::InvalidRequest, text).param("n"));
+pub(crate) fn split(ask: &RoutedRequest, memory: &Arc<MemoryBudget>) -> Result<Vec<RoutedRequest>, ApiError> {
+    let n = ask.routing.n;
+    if n > MAX_SAMPLES {
+        let text = format!("`n` is {n}; this fleet serves at most {MAX_SAMPLES} samples per request");
+        return Err(ApiError::new(ApiErrorCode::InvalidRequest, text).param("n"));
     }
-    (0..n).map(|sample| one(ask, sample, memory)).collect()
+    (0..n).map(|sample| single_sample_request(ask, sample, memory)).collect()
 }
 
-fn one(ask: &Ask, sample: u32, memory: &Arc<MemoryBudget>) -> Result<Ask, ApiError> {
-    let reservation = memory.reserve(ask.body.len()).map_err(|_| no_memory(ask.head.n))?;
+fn single_sample_request(
+    ask: &RoutedRequest,
+    sample: u32,
+    memory: &Arc<MemoryBudget>,
+) -> Result<RoutedRequest, ApiError> {
+    let reservation = memory.reserve(ask.body.len()).map_err(|_| no_memory(ask.routing.n))?;
     let mut edits = Vec::with_capacity(2);
-    if ask.api == Api::Generate {
-        edits.push(Edit::new(Member::SamplingParams, single_sampling(&ask.body)?));
+    if ask.api == InferenceApi::Generate {
+        edits.push(MemberEdit::new(BodyMember::SamplingParams, single_sampling(&ask.body)?));
     } else {
-        edits.push(Edit::new(Member::N, "1"));
-        if let Some(seed) = ask.head.seed {
+        edits.push(MemberEdit::new(BodyMember::N, "1"));
+        if let Some(seed) = ask.routing.seed {
             // The same seed would give the same sample n times.
-            edits.push(Edit::new(Member::Seed, seed.wrapping_add(i64::from(sample)).to_string()));
+            edits.push(MemberEdit::new(BodyMember::Seed, seed.wrapping_add(i64::from(sample)).to_string()));
         }
     }
-    let body = Bytes::from(Spliced::new(&ask.body, &ask.head, &edits, Bytes::new()).to_vec());
+    let body = Bytes::from(SplicedBody::new(&ask.body, &ask.routing, &edits, Bytes::new()).to_vec());
     let body = reservation.attach(body);
-    let mut head = ask.head.clone();
+    let mut head = ask.routing.clone();
     head.n = 1;
     let request = ask.request.clone().map(|mut request| {
         request.sequences = head.sequences();
         request
     });
-    Ok(Ask {
+    Ok(RoutedRequest {
         id: ask.id.clone(),
         api: ask.api,
         method: ask.method.clone(),
         uri: ask.uri.clone(),
         headers: ask.headers.clone(),
         body,
-        head,
+        routing: head,
         request,
-        predicted: ask.predicted.clone(),
+        prompt_prediction: ask.prompt_prediction.clone(),
         model: ask.model.clone(),
     })
 }
@@ -82,7 +87,7 @@ fn no_memory(n: u32) -> ApiError {
     let text = format!(
         "`n` is {n}, and this gateway has no memory now for so many copies of the body; send it again soon"
     );
-    let mut error = ApiError::new(Code::GatewayOverloaded, text);
+    let mut error = ApiError::new(ApiErrorCode::GatewayOverloaded, text);
     error.retry_after = Some(Duration::from_secs(1));
     error
 }
@@ -90,19 +95,20 @@ fn no_memory(n: u32) -> ApiError {
 /// SGLang's `sampling_params` with `n` set to 1.
 fn single_sampling(body: &[u8]) -> Result<String, ApiError> {
     #[derive(Deserialize)]
-    struct Generate<'a> {
+    struct GenerateBody<'a> {
         #[serde(borrow)]
         sampling_params: &'a RawValue,
     }
     let read = || -> serde_json::Result<String> {
-        let generate: Generate<'_> = serde_json::from_slice(body)?;
+        let generate: GenerateBody<'_> = serde_json::from_slice(body)?;
         let mut params: serde_json::Map<String, serde_json::Value> =
             serde_json::from_str(generate.sampling_params.get())?;
         params.insert("n".to_owned(), 1.into());
         serde_json::to_string(&params)
     };
     read().map_err(|error| {
-        ApiError::new(Code::InvalidRequest, format!("`sampling_params`: {error}")).param("sampling_params")
+        ApiError::new(ApiErrorCode::InvalidRequest, format!("`sampling_params`: {error}"))
+            .param("sampling_params")
     })
 }
 
@@ -112,15 +118,25 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::prompt::Head;
+    use crate::request_body::RoutingFields;
 
-    fn split_body(api: Api, body: &str) -> Vec<Value> {
+    fn split_body(api: InferenceApi, body: &str) -> Vec<Value> {
         let body = Bytes::copy_from_slice(body.as_bytes());
-        let head = Head::read(api, &body).unwrap().without_model();
+        let head = RoutingFields::read(api, &body).unwrap().without_model();
         let (method, uri, headers) = (Method::POST, Uri::from_static("/"), Arc::default());
         let id = http::HeaderValue::from_static("a");
-        let ask =
-            Ask { id, api, method, uri, headers, body, head, request: None, predicted: None, model: None };
+        let ask = RoutedRequest {
+            id,
+            api,
+            method,
+            uri,
+            headers,
+            body,
+            routing: head,
+            request: None,
+            prompt_prediction: None,
+            model: None,
+        };
         split(&ask, &MemoryBudget::new("--body-memory", 1 << 20))
             .unwrap()
             .iter()
@@ -130,10 +146,11 @@ mod tests {
 
     #[test]
     fn each_sample_is_a_request_of_its_own() {
-        let parts = split_body(Api::Chat, r#"{"messages":[{}],"n":2,"seed":7,"x":1.50}"#);
+        let parts = split_body(InferenceApi::Chat, r#"{"messages":[{}],"n":2,"seed":7,"x":1.50}"#);
         assert_eq!(parts[0], json!({"messages":[{}],"n":1,"seed":7,"x":1.5}));
         assert_eq!(parts[1], json!({"messages":[{}],"n":1,"seed":8,"x":1.5}));
-        let parts = split_body(Api::Generate, r#"{"text":"a","sampling_params":{"n":3,"temperature":0.5}}"#);
+        let parts =
+            split_body(InferenceApi::Generate, r#"{"text":"a","sampling_params":{"n":3,"temperature":0.5}}"#);
         assert_eq!(parts, vec![json!({"text":"a","sampling_params":{"n":1,"temperature":0.5}}); 3]);
     }
 }

@@ -2,29 +2,29 @@
 //! and goes to another pair if that fails.
 
 mod abort;
-mod ask;
+mod admission_queue;
 mod attempt;
-mod booked;
 mod clock;
-mod decide;
-mod desk;
+mod dispatcher;
+mod eligibility;
 pub(crate) mod fan_out;
+mod in_flight;
 mod pair;
 mod protocol;
 mod redispatch_budget;
-mod retry;
+mod routed_request;
 mod sglang;
 mod silence;
 mod vllm;
 
-pub(crate) use abort::Aborter;
-pub(crate) use ask::{Ask, random_uuid};
-pub(crate) use attempt::{Answer, AttemptLimits, Started};
-pub(crate) use booked::Booked;
-pub(crate) use clock::Clock;
-pub(crate) use decide::{Chosen, Reasons};
-pub(crate) use desk::Desk;
-pub(crate) use pair::{Pair, PairEvent, Side};
+pub(crate) use abort::AbortSender;
+pub(crate) use admission_queue::AdmissionQueue;
+pub(crate) use attempt::{AttemptLimits, ResponsePayload, ResponseStart};
+pub(crate) use clock::SchedulerClock;
+pub(crate) use dispatcher::{DispatchError, RequestDispatcher, RetryLimits, failure_code};
+pub(crate) use eligibility::{ChosenRoute, FleetDecision};
+pub(crate) use in_flight::InFlightGuard;
+pub(crate) use pair::{LegKind, LegPair, PairEvent};
 pub(crate) use redispatch_budget::RedispatchBudget;
-pub(crate) use retry::{Dispatcher, Refused, RetryLimits, failure_code};
+pub(crate) use routed_request::{RoutedRequest, random_uuid};
 pub(crate) use silence::RedispatchReason;

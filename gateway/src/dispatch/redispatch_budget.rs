@@ -7,17 +7,17 @@ use tokio::time::Instant;
 /// Most that can be saved up: the requests of one engine that stops.
 const BURST: f64 = 64.0;
 /// Redispatches per second that are always allowed: with little traffic the share alone would last for few trials of a broken engine.
-const ALWAYS_PER_SECOND: f64 = 1.0;
+const MIN_RATE_PER_SECOND: f64 = 1.0;
 
 /// A token bucket that every request fills by a share of a token and every redispatch empties by one.
 #[derive(Debug)]
 pub(crate) struct RedispatchBudget {
     share: f64,
-    bucket: Mutex<Bucket>,
+    bucket: Mutex<RedispatchBucket>,
 }
 
 #[derive(Debug)]
-struct Bucket {
+struct RedispatchBucket {
     tokens: f64,
     filled_at: Instant,
 }
@@ -26,7 +26,7 @@ impl RedispatchBudget {
     /// A full bucket into which each request puts `share`. Without a share, nothing is ever dispatched again.
     pub(crate) fn new(share: f64) -> Self {
         let tokens = if share > 0.0 { BURST } else { 0.0 };
-        Self { share, bucket: Mutex::new(Bucket { tokens, filled_at: Instant::now() }) }
+        Self { share, bucket: Mutex::new(RedispatchBucket { tokens, filled_at: Instant::now() }) }
     }
 
     /// A client's request has come.
@@ -40,7 +40,7 @@ impl RedispatchBudget {
         let mut bucket = self.bucket.lock();
         if self.share > 0.0 {
             let passed = now.saturating_duration_since(bucket.filled_at).as_secs_f64();
-            bucket.tokens = (bucket.tokens + passed * ALWAYS_PER_SECOND).min(BURST);
+            bucket.tokens = (bucket.tokens + passed * MIN_RATE_PER_SECOND).min(BURST);
             bucket.filled_at = bucket.filled_at.max(now);
         }
         let enough = bucket.tokens >= 1.0;

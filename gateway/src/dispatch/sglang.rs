@@ -4,47 +4,49 @@
 use std::fmt::Write as _;
 
 use bytes::Bytes;
-use moongate_discovery::{Bootstrap, EngineFacts, PriorityOrder};
-use moongate_scheduler::Decision;
+use moongate_discovery::{BootstrapAddress, EngineFacts, PriorityOrder};
+use moongate_scheduler::RoutingDecision;
 
-use super::ask::Ask;
-use crate::prompt::{Edit, Member, Spliced};
+use super::routed_request::RoutedRequest;
+use crate::request_body::{BodyMember, MemberEdit, SplicedBody};
 
 /// Data-parallel ranks wanted on both sides: `(rank, dp_size)`.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Ranks {
+pub(super) struct PairRanks {
     pub(super) prefill: (u32, u32),
     pub(super) decode: (u32, u32),
 }
 
 /// What ties the legs of a pair together: the same on both.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Tie<'a> {
-    pub(super) bootstrap: &'a Bootstrap,
-    pub(super) ranks: Ranks,
+pub(super) struct PairBootstrap<'a> {
+    pub(super) bootstrap: &'a BootstrapAddress,
+    pub(super) ranks: PairRanks,
     pub(super) rid: &'a str,
     pub(super) entropy: u64,
 }
 
 /// The body of a leg.
-pub(super) fn body(ask: &Ask, tie: Tie<'_>, priority: Option<i64>) -> Spliced {
-    let sequences = if is_batch(ask) { Some(ask.head.sequences()) } else { None };
+pub(super) fn body(ask: &RoutedRequest, tie: PairBootstrap<'_>, priority: Option<i64>) -> SplicedBody {
+    let sequences = if is_batch(ask) { Some(ask.routing.sequences()) } else { None };
     let triple = bootstrap_members(tie.bootstrap, tie.ranks, sequences, tie.entropy);
-    let mut members = vec![(Member::Rid, format!("\"{}\"", tie.rid))];
-    members.extend(priority.map(|priority| (Member::Priority, priority.to_string())));
+    let mut members = vec![(BodyMember::Rid, format!("\"{}\"", tie.rid))];
+    members.extend(priority.map(|priority| (BodyMember::Priority, priority.to_string())));
     with_members(ask, members, triple)
 }
 
 /// The body for a worker that serves alone: the client's own unless the worker orders its queue by priority.
-pub(super) fn worker_body(ask: &Ask, priority: Option<i64>) -> Spliced {
+pub(super) fn worker_body(ask: &RoutedRequest, priority: Option<i64>) -> SplicedBody {
     match priority {
-        Some(priority) => with_members(ask, vec![(Member::Priority, priority.to_string())], String::new()),
-        None => Spliced::verbatim(ask.body.clone()),
+        Some(priority) => {
+            with_members(ask, vec![(BodyMember::Priority, priority.to_string())], String::new())
+        }
+        None => SplicedBody::verbatim(ask.body.clone()),
     }
 }
 
 /// What to write as the priority for an engine with these facts; `None` leaves the client's own, which such an engine ignores.
-pub(super) fn priority(decision: Option<&Decision>, facts: Option<&EngineFacts>) -> Option<i64> {
+pub(super) fn priority(decision: Option<&RoutingDecision>, facts: Option<&EngineFacts>) -> Option<i64> {
     let smallest_first = decision?.engine_priority?;
     Some(match facts?.priority_order? {
         PriorityOrder::SmallestFirst => smallest_first,
@@ -53,27 +55,36 @@ pub(super) fn priority(decision: Option<&Decision>, facts: Option<&EngineFacts>)
 }
 
 /// The client's body with `members` in place of its own, and `appended` members that it cannot have.
-fn with_members(ask: &Ask, members: Vec<(Member, String)>, mut appended: String) -> Spliced {
+fn with_members(
+    ask: &RoutedRequest,
+    members: Vec<(BodyMember, String)>,
+    mut appended: String,
+) -> SplicedBody {
     let mut edits = Vec::with_capacity(members.len());
     for (member, value) in members {
-        if ask.head.has(member) {
-            edits.push(Edit::new(member, value));
+        if ask.routing.has(member) {
+            edits.push(MemberEdit::new(member, value));
         } else {
             let comma = if appended.is_empty() { "" } else { "," };
             // Writing into a String does not fail.
             let _infallible = write!(appended, "{comma}\"{}\":{value}", member.key());
         }
     }
-    Spliced::new(&ask.body, &ask.head, &edits, Bytes::from(appended))
+    SplicedBody::new(&ask.body, &ask.routing, &edits, Bytes::from(appended))
 }
 
 /// Whether the engine sees more than one sequence, or one sequence in an array.
-fn is_batch(ask: &Ask) -> bool {
-    ask.head.sequences() > 1
+fn is_batch(ask: &RoutedRequest) -> bool {
+    ask.routing.sequences() > 1
 }
 
 /// `"bootstrap_host":…,"bootstrap_port":…,"bootstrap_room":…`; arrays with one room per sequence for a batch.
-fn bootstrap_members(bootstrap: &Bootstrap, ranks: Ranks, sequences: Option<u32>, entropy: u64) -> String {
+fn bootstrap_members(
+    bootstrap: &BootstrapAddress,
+    ranks: PairRanks,
+    sequences: Option<u32>,
+    entropy: u64,
+) -> String {
     let host = serde_json::Value::from(bootstrap.host.as_str()).to_string();
     let (first, step) = room(ranks, entropy);
     let Some(sequences) = sequences else {
@@ -98,7 +109,7 @@ fn bootstrap_members(bootstrap: &Bootstrap, ranks: Ranks, sequences: Option<u32>
 
 /// A random room whose remainder selects the wanted rank on both sides (engines take `room % dp_size`), and the step to the next such
 /// room. If no number satisfies both, the prefill's rank wins.
-fn room(ranks: Ranks, entropy: u64) -> (u64, u64) {
+fn room(ranks: PairRanks, entropy: u64) -> (u64, u64) {
     let (prefill_rank, prefill_dp) = (u64::from(ranks.prefill.0), u64::from(ranks.prefill.1.max(1)));
     let (decode_rank, decode_dp) = (u64::from(ranks.decode.0), u64::from(ranks.decode.1.max(1)));
     let step = lcm(prefill_dp, decode_dp);
@@ -128,7 +139,7 @@ mod tests {
     proptest! {
         #[test]
         fn rooms_select_the_ranks(p in 1_u32..9, d in 1_u32..9, rank in any::<u32>(), entropy in any::<u64>()) {
-            let ranks = Ranks { prefill: (rank % p, p), decode: (rank % p.min(d), d) };
+            let ranks = PairRanks { prefill: (rank % p, p), decode: (rank % p.min(d), d) };
             let (first, step) = room(ranks, entropy);
             prop_assert!(first + 4096 * step < 1 << 63);
             for room in [first, first + step, first + 7 * step] {
@@ -141,8 +152,8 @@ mod tests {
     }
 
     fn members(sequences: Option<u32>, dp: u32, entropy: u64) -> serde_json::Value {
-        let bootstrap = Bootstrap { host: "10.0.0.1".into(), port: 8998 };
-        let ranks = Ranks { prefill: (0, dp), decode: (0, dp) };
+        let bootstrap = BootstrapAddress { host: "10.0.0.1".into(), port: 8998 };
+        let ranks = PairRanks { prefill: (0, dp), decode: (0, dp) };
         let text = bootstrap_members(&bootstrap, ranks, sequences, entropy);
         serde_json::from_str(&format!("{{{text}}}")).unwrap()
     }

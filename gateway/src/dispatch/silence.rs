@@ -8,30 +8,30 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::ask::Ask;
-use super::desk::Desk;
-use super::pair::Side;
+use super::admission_queue::AdmissionQueue;
+use super::pair::LegKind;
 use super::redispatch_budget::RedispatchBudget;
-use crate::feedback::Metrics;
-use crate::fleet::{Endpoint, SilenceLimits, SuspicionReason};
+use super::routed_request::RoutedRequest;
+use crate::feedback::GatewayMetrics;
+use crate::fleet::{SilenceLimits, SuspicionReason, UpstreamEndpoint};
 
 /// Time per token of an answer in one piece. Slower than engines serve, because their progress is not visible.
 const TIME_PER_TOKEN: Duration = Duration::from_millis(50);
 
 /// How long the engines of an attempt may be silent before its first byte.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct SilenceWatch {
+pub(super) struct AttemptSilenceLimits {
     /// Until the prompt is computed, and for a stream until its first token.
     first_token: Duration,
     /// For the side that answers; `None` if the answer comes in one piece of unknown length.
     answer: Option<Duration>,
 }
 
-impl SilenceWatch {
+impl AttemptSilenceLimits {
     /// For an attempt whose first token is expected after `expected`; `None` if the detection is off.
-    pub(super) fn new(limits: &SilenceLimits, expected: Duration, ask: &Ask) -> Option<Self> {
+    pub(super) fn new(limits: &SilenceLimits, expected: Duration, ask: &RoutedRequest) -> Option<Self> {
         let first_token = limits.limit(expected)?;
-        let answer = match (ask.head.stream, ask.head.max_output_tokens) {
+        let answer = match (ask.routing.stream, ask.routing.max_output_tokens) {
             (true, _) => Some(first_token),
             (false, Some(tokens)) => {
                 limits.limit(expected.saturating_add(TIME_PER_TOKEN.saturating_mul(tokens)))
@@ -42,7 +42,7 @@ impl SilenceWatch {
     }
 
     /// For a prefill that runs alone, to its end.
-    pub(super) fn of_prefill(self) -> Self {
+    pub(super) fn prefill_only(self) -> Self {
         Self { answer: Some(self.first_token), ..self }
     }
 
@@ -55,11 +55,11 @@ impl SilenceWatch {
 /// A leg that has got no byte, on an engine that produces nothing for other requests either.
 #[derive(Debug, Clone)]
 pub(crate) struct SilentLeg {
-    pub(super) side: Side,
-    pub(super) endpoint: Arc<Endpoint>,
+    pub(super) side: LegKind,
+    pub(super) endpoint: Arc<UpstreamEndpoint>,
     silence: Duration,
     /// Beyond the leg's own limit; otherwise other requests have made the engine suspect.
-    is_over_limit: bool,
+    exceeds_limit: bool,
 }
 
 /// The silent legs of one attempt.
@@ -67,17 +67,17 @@ pub(crate) type SilentLegs = SmallVec<[SilentLeg; 2]>;
 
 impl SilentLeg {
     /// Judges a leg that waits since `since` for its first byte.
-    pub(super) fn judge(
-        side: Side,
-        endpoint: &Arc<Endpoint>,
+    pub(super) fn detect(
+        side: LegKind,
+        endpoint: &Arc<UpstreamEndpoint>,
         since: Instant,
         limit: Option<Duration>,
         now: Instant,
     ) -> Option<Self> {
         let silence = endpoint.silence.silence(now, since);
         let is_over_limit = limit.is_some_and(|limit| silence >= limit);
-        let is_silent = is_over_limit || endpoint.silence.should_leave(now, since, limit);
-        is_silent.then(|| Self { side, endpoint: endpoint.clone(), silence, is_over_limit })
+        let is_silent = is_over_limit || endpoint.silence.should_redispatch(now, since, limit);
+        is_silent.then(|| Self { side, endpoint: endpoint.clone(), silence, exceeds_limit: is_over_limit })
     }
 
     /// How long its engine has produced nothing.
@@ -86,12 +86,12 @@ impl SilentLeg {
     }
 
     fn reason(&self) -> RedispatchReason {
-        if self.is_over_limit { RedispatchReason::Silent } else { RedispatchReason::Suspect }
+        if self.exceeds_limit { RedispatchReason::Silent } else { RedispatchReason::Suspect }
     }
 
     /// Whether its engine is suspect, unhealthy or has an open breaker, apart from this request.
-    fn is_known_bad(&self) -> bool {
-        !self.endpoint.is_sound()
+    fn is_unresponsive(&self) -> bool {
+        !self.endpoint.is_available()
     }
 }
 
@@ -118,11 +118,11 @@ impl RedispatchReason {
 /// Decides for one attempt whether it gives its engines up.
 #[derive(Debug)]
 pub(super) struct RedispatchDecider<'a> {
-    pub(super) desk: &'a Arc<Desk>,
+    pub(super) admission: &'a Arc<AdmissionQueue>,
     pub(super) budget: &'a RedispatchBudget,
-    pub(super) metrics: &'a Metrics,
+    pub(super) metrics: &'a GatewayMetrics,
     /// Engines that earlier attempts have given up.
-    pub(super) tried: &'a [Arc<Endpoint>],
+    pub(super) tried: &'a [Arc<UpstreamEndpoint>],
     /// The last attempt waits as long as the time limits allow.
     pub(super) is_last: bool,
     pub(super) exhaustion_counted: AtomicBool,
@@ -130,11 +130,11 @@ pub(super) struct RedispatchDecider<'a> {
 
 impl RedispatchDecider<'_> {
     /// Makes silent engines suspect. Returns the legs to give up if the request should go elsewhere.
-    pub(super) fn give_up(&self, ask: &Ask, silent: SilentLegs) -> Option<SilentLegs> {
-        let legs = self.blamed(ask, silent);
+    pub(super) fn should_redispatch(&self, ask: &RoutedRequest, silent: SilentLegs) -> Option<SilentLegs> {
+        let legs = self.legs_at_fault(ask, silent);
         let first = legs.first()?;
         let now = Instant::now();
-        for leg in legs.iter().filter(|leg| leg.is_over_limit) {
+        for leg in legs.iter().filter(|leg| leg.exceeds_limit) {
             suspect(leg.side, &leg.endpoint, SuspicionReason::Silent, now, self.metrics);
         }
         if self.is_last || !self.has_alternative(ask, &legs) {
@@ -146,16 +146,16 @@ impl RedispatchDecider<'_> {
             }
             return None;
         }
-        self.metrics.silence.redispatched(first.reason());
+        self.metrics.silence.record_redispatch(first.reason());
         Some(legs)
     }
 
     /// Of two legs that wait for each other, only one may be to blame: the one whose engine is already suspect, else both if there is
     /// another pair without either, else the one without which there is another pair.
-    fn blamed(&self, ask: &Ask, silent: SilentLegs) -> SilentLegs {
+    fn legs_at_fault(&self, ask: &RoutedRequest, silent: SilentLegs) -> SilentLegs {
         let [one, other] = silent.as_slice() else { return silent };
         let only = |leg: &SilentLeg| SilentLegs::from_iter([leg.clone()]);
-        match (one.is_known_bad(), other.is_known_bad()) {
+        match (one.is_unresponsive(), other.is_unresponsive()) {
             (true, false) => return only(one),
             (false, true) => return only(other),
             _ => {}
@@ -167,40 +167,45 @@ impl RedispatchDecider<'_> {
         one_suffices.unwrap_or(silent)
     }
 
-    fn has_alternative(&self, ask: &Ask, given_up: &[SilentLeg]) -> bool {
+    fn has_alternative(&self, ask: &RoutedRequest, given_up: &[SilentLeg]) -> bool {
         let given_up = given_up.iter().map(|leg| &leg.endpoint);
-        let tried: Vec<Arc<Endpoint>> = self.tried.iter().chain(given_up).cloned().collect();
-        self.desk.has_sound_route(ask, &tried)
+        let tried: Vec<Arc<UpstreamEndpoint>> = self.tried.iter().chain(given_up).cloned().collect();
+        self.admission.has_available_route(ask, &tried)
     }
 }
 
 /// Makes an engine suspect, if it is not.
 pub(super) fn suspect(
-    side: Side,
-    endpoint: &Endpoint,
+    side: LegKind,
+    endpoint: &UpstreamEndpoint,
     reason: SuspicionReason,
     now: Instant,
-    metrics: &Metrics,
+    metrics: &GatewayMetrics,
 ) {
-    if endpoint.silence.suspect(now) {
+    if endpoint.silence.mark_suspect(now) {
         became_suspect(side, endpoint, reason, metrics);
     }
 }
 
 /// A client has left before the first byte of a leg that began at `since`.
 pub(super) fn abandoned(
-    side: Side,
-    endpoint: &Endpoint,
+    side: LegKind,
+    endpoint: &UpstreamEndpoint,
     (since, limit): (Instant, Duration),
-    metrics: &Metrics,
+    metrics: &GatewayMetrics,
 ) {
-    if endpoint.silence.abandon(Instant::now(), since, limit) {
+    if endpoint.silence.record_abandoned(Instant::now(), since, limit) {
         became_suspect(side, endpoint, SuspicionReason::Abandoned, metrics);
     }
 }
 
-fn became_suspect(side: Side, endpoint: &Endpoint, reason: SuspicionReason, metrics: &Metrics) {
-    metrics.silence.suspected(side, reason);
+fn became_suspect(
+    side: LegKind,
+    endpoint: &UpstreamEndpoint,
+    reason: SuspicionReason,
+    metrics: &GatewayMetrics,
+) {
+    metrics.silence.record_suspicion(side, reason);
     tracing::warn!(
         side = side.as_str(),
         instance = %endpoint.id,

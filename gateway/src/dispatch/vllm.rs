@@ -2,12 +2,12 @@
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
-use moongate_discovery::Bootstrap;
+use moongate_discovery::BootstrapAddress;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::ask::Ask;
-use crate::prompt::{Api, Edit, Member, Spliced};
+use super::routed_request::RoutedRequest;
+use crate::request_body::{BodyMember, InferenceApi, MemberEdit, SplicedBody};
 
 /// What a NixlConnector prefill is told.
 const NIXL_PREFILL: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
@@ -33,25 +33,30 @@ pub(super) fn headers(
 }
 
 /// The prefill's body for NixlConnector.
-pub(super) fn nixl_prefill(ask: &Ask) -> Spliced {
+pub(super) fn nixl_prefill(ask: &RoutedRequest) -> SplicedBody {
     prefill(ask, Some(NIXL_PREFILL.to_owned()))
 }
 
 /// The decode's body for NixlConnector: the prefill's parameters verbatim. Without parameters (a prefill that had
 /// nothing to hand over), decode computes the prompt itself.
-pub(super) fn nixl_decode(ask: &Ask, params: Option<&str>) -> Spliced {
+pub(super) fn nixl_decode(ask: &RoutedRequest, params: Option<&str>) -> SplicedBody {
     with_params(ask, params.map(str::to_owned))
 }
 
 /// The prefill's body for MooncakeConnector.
-pub(super) fn mooncake_prefill(ask: &Ask, transfer: &str) -> Spliced {
+pub(super) fn mooncake_prefill(ask: &RoutedRequest, transfer: &str) -> SplicedBody {
     let transfer =
         format!(r#"{{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"{transfer}"}}"#);
     prefill(ask, Some(transfer))
 }
 
 /// The decode's body for MooncakeConnector.
-pub(super) fn mooncake_decode(ask: &Ask, transfer: &str, bootstrap: &Bootstrap, engine_id: &str) -> Spliced {
+pub(super) fn mooncake_decode(
+    ask: &RoutedRequest,
+    transfer: &str,
+    bootstrap: &BootstrapAddress,
+    engine_id: &str,
+) -> SplicedBody {
     let host =
         if bootstrap.host.contains(':') { format!("[{}]", bootstrap.host) } else { bootstrap.host.clone() };
     let address = serde_json::Value::from(format!("http://{host}:{}", bootstrap.port));
@@ -65,35 +70,39 @@ pub(super) fn mooncake_decode(ask: &Ask, transfer: &str, bootstrap: &Bootstrap, 
 }
 
 /// The prefill's body with a shared store: nothing but one token.
-pub(super) fn store_prefill(ask: &Ask) -> Spliced {
+pub(super) fn store_prefill(ask: &RoutedRequest) -> SplicedBody {
     prefill(ask, None)
 }
 
 /// The client's body cut to one token and one answer, so that the prefill stops after the prompt. `min_tokens` keeps an
 /// end-of-sequence token from ending it earlier: vLLM drops the blocks of a request that did not end by length.
-fn prefill(ask: &Ask, params: Option<String>) -> Spliced {
+fn prefill(ask: &RoutedRequest, params: Option<String>) -> SplicedBody {
     let edits = vec![
-        Edit::new(Member::Stream, "false"),
-        Edit::new(Member::StreamOptions, "null"),
-        Edit::new(Member::MaxTokens, "1"),
-        Edit::new(Member::MaxCompletionTokens, "1"),
-        Edit::new(Member::MinTokens, "1"),
+        MemberEdit::new(BodyMember::Stream, "false"),
+        MemberEdit::new(BodyMember::StreamOptions, "null"),
+        MemberEdit::new(BodyMember::MaxTokens, "1"),
+        MemberEdit::new(BodyMember::MaxCompletionTokens, "1"),
+        MemberEdit::new(BodyMember::MinTokens, "1"),
     ];
     let mut appended = Vec::with_capacity(3);
-    if !ask.head.has(Member::MaxTokens) && !ask.head.has(Member::MaxCompletionTokens) {
-        let key = if ask.api == Api::Chat { Member::MaxCompletionTokens } else { Member::MaxTokens };
+    if !ask.routing.has(BodyMember::MaxTokens) && !ask.routing.has(BodyMember::MaxCompletionTokens) {
+        let key = if ask.api == InferenceApi::Chat {
+            BodyMember::MaxCompletionTokens
+        } else {
+            BodyMember::MaxTokens
+        };
         appended.push(format!("\"{}\":1", key.key()));
     }
-    if !ask.head.has(Member::MinTokens) {
-        appended.push(format!("\"{}\":1", Member::MinTokens.key()));
+    if !ask.routing.has(BodyMember::MinTokens) {
+        appended.push(format!("\"{}\":1", BodyMember::MinTokens.key()));
     }
     appended.extend(params.map(transfer_params));
-    Spliced::new(&ask.body, &ask.head, &edits, Bytes::from(appended.join(",")))
+    SplicedBody::new(&ask.body, &ask.routing, &edits, Bytes::from(appended.join(",")))
 }
 
-fn with_params(ask: &Ask, params: Option<String>) -> Spliced {
+fn with_params(ask: &RoutedRequest, params: Option<String>) -> SplicedBody {
     let appended = params.map(transfer_params).unwrap_or_default();
-    Spliced::new(&ask.body, &ask.head, &[], Bytes::from(appended))
+    SplicedBody::new(&ask.body, &ask.routing, &[], Bytes::from(appended))
 }
 
 /// The member `kv_transfer_params`. The client's body has none: ingress has taken it out.
@@ -102,13 +111,13 @@ fn transfer_params(params: String) -> String {
 }
 
 /// `kv_transfer_params` of a prefill's answer, byte for byte. `Ok(None)` if it is null or absent.
-pub(super) fn read_params(answer: &[u8]) -> Result<Option<String>, serde_json::Error> {
+pub(super) fn parse_transfer_params(answer: &[u8]) -> Result<Option<String>, serde_json::Error> {
     #[derive(Deserialize)]
-    struct Answer<'a> {
+    struct PrefillResponse<'a> {
         #[serde(borrow)]
         kv_transfer_params: Option<&'a RawValue>,
     }
-    let answer: Answer<'_> = serde_json::from_slice(answer)?;
+    let answer: PrefillResponse<'_> = serde_json::from_slice(answer)?;
     Ok(answer.kv_transfer_params.map(|raw| raw.get().to_owned()))
 }
 
@@ -120,33 +129,33 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::prompt::Head;
+    use crate::request_body::RoutingFields;
 
-    fn ask(api: Api, body: &str) -> Ask {
+    fn routed_request(api: InferenceApi, body: &str) -> RoutedRequest {
         let body = Bytes::copy_from_slice(body.as_bytes());
-        let head = Head::read(api, &body).unwrap().without_model();
-        Ask {
+        let head = RoutingFields::read(api, &body).unwrap().without_model();
+        RoutedRequest {
             id: HeaderValue::from_static("a"),
             api,
             method: Method::POST,
             uri: Uri::from_static("/v1/completions"),
             headers: Arc::default(),
             body,
-            head,
+            routing: head,
             request: None,
-            predicted: None,
+            prompt_prediction: None,
             model: None,
         }
     }
 
-    fn parsed(body: &Spliced) -> Value {
+    fn parsed(body: &SplicedBody) -> Value {
         serde_json::from_slice(&body.to_vec()).unwrap()
     }
 
     #[test]
     fn prefill_is_one_token_without_stream() {
-        let ask = ask(
-            Api::Chat,
+        let ask = routed_request(
+            InferenceApi::Chat,
             r#"{"messages":[{}],"stream":true,"stream_options":{"include_usage":true},"max_tokens":9,"min_tokens":4,"x":1}"#,
         );
         let expected =
@@ -156,9 +165,10 @@ mod tests {
 
     #[test]
     fn a_missing_limit_is_added() {
-        let chat = parsed(&store_prefill(&ask(Api::Chat, r#"{"messages":[{}]}"#)));
+        let chat = parsed(&store_prefill(&routed_request(InferenceApi::Chat, r#"{"messages":[{}]}"#)));
         assert_eq!(chat, json!({"messages":[{}],"max_completion_tokens":1,"min_tokens":1}));
-        let completion = parsed(&store_prefill(&ask(Api::Completions, r#"{"prompt":"a"}"#)));
+        let completion =
+            parsed(&store_prefill(&routed_request(InferenceApi::Completions, r#"{"prompt":"a"}"#)));
         assert_eq!(completion, json!({"prompt":"a","max_tokens":1,"min_tokens":1}));
     }
 
@@ -166,16 +176,16 @@ mod tests {
     fn parameters_pass_verbatim() {
         let raw = r#"{"remote_block_ids": [[1,2]],  "future":1.50}"#;
         let answer = format!(r#"{{"id":"x","kv_transfer_params":{raw},"usage":{{}}}}"#);
-        assert_eq!(read_params(answer.as_bytes()).unwrap().as_deref(), Some(raw));
-        assert_eq!(read_params(br#"{"kv_transfer_params":null}"#).unwrap(), None);
-        assert_eq!(read_params(br#"{"id":1}"#).unwrap(), None);
-        assert!(read_params(b"<html>").is_err());
+        assert_eq!(parse_transfer_params(answer.as_bytes()).unwrap().as_deref(), Some(raw));
+        assert_eq!(parse_transfer_params(br#"{"kv_transfer_params":null}"#).unwrap(), None);
+        assert_eq!(parse_transfer_params(br#"{"id":1}"#).unwrap(), None);
+        assert!(parse_transfer_params(b"<html>").is_err());
     }
 
     #[test]
     fn mooncake_names_transfer_and_bootstrap() {
-        let ask = ask(Api::Completions, r#"{"prompt":"a","max_tokens":24}"#);
-        let bootstrap = Bootstrap { host: "::1".into(), port: 8998 };
+        let ask = routed_request(InferenceApi::Completions, r#"{"prompt":"a","max_tokens":24}"#);
+        let bootstrap = BootstrapAddress { host: "::1".into(), port: 8998 };
         assert_eq!(
             parsed(&mooncake_decode(&ask, "xfer-1", &bootstrap, "e-1")),
             json!({"prompt":"a","max_tokens":24,"kv_transfer_params":{"do_remote_decode":false,"do_remote_prefill":true,

@@ -6,18 +6,18 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Labels {
+struct AccessRejectionLabels {
     reason: &'static str,
 }
 
 /// Requests that were refused for who sent them, or how many.
 #[derive(Debug, Default)]
-pub(crate) struct RefusalMetrics {
-    refused: Family<Labels, Counter>,
+pub(crate) struct AccessRejectionMetrics {
+    refused: Family<AccessRejectionLabels, Counter>,
     stripped: Counter,
 }
 
-impl RefusalMetrics {
+impl AccessRejectionMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let help = "Requests that were not let in: `missing_key`, `wrong_key`, `wrong_scope`, `invalid_host`, `invalid_path`, `foreign_origin` (a page of another site, at the admin listener), or the tenant's quota, `requests_per_second`, \
@@ -30,17 +30,17 @@ impl RefusalMetrics {
     }
 
     /// Gives the family a sample.
-    pub(super) fn show_all(&self) {
-        self.refused.get_or_create(&Labels { reason: "" }).inc_by(0);
+    pub(super) fn init_all_series(&self) {
+        self.refused.get_or_create(&AccessRejectionLabels { reason: "" }).inc_by(0);
     }
 
     /// Something of a request did not go to an engine.
-    pub(crate) fn stripped(&self) {
+    pub(crate) fn record_stripped(&self) {
         self.stripped.inc();
     }
 
     /// `reason` is one of a few fixed words.
-    pub(crate) fn refused(&self, reason: &'static str) {
-        self.refused.get_or_create(&Labels { reason }).inc();
+    pub(crate) fn record_rejected(&self, reason: &'static str) {
+        self.refused.get_or_create(&AccessRejectionLabels { reason }).inc();
     }
 }

@@ -52,7 +52,7 @@ impl MetricAliases {
         }
         let own = std::mem::take(text);
         for (alias, family) in self.table() {
-            for (before, after) in own.lines().filter_map(|line| around(line, family)) {
+            for (before, after) in own.lines().filter_map(|line| split_at_family(line, family)) {
                 let _infallible = writeln!(text, "{before}{alias}{after}");
             }
         }
@@ -62,7 +62,7 @@ impl MetricAliases {
 }
 
 /// What a line of the family has before and after the family's name; `None` for another family's.
-fn around<'a>(line: &'a str, family: &str) -> Option<(&'a str, &'a str)> {
+fn split_at_family<'a>(line: &'a str, family: &str) -> Option<(&'a str, &'a str)> {
     let comment = ["# HELP ", "# TYPE ", "# UNIT "].into_iter().find(|comment| line.starts_with(comment));
     let (before, rest) = line.split_at(comment.map_or(0, str::len));
     let after = rest.strip_prefix(family)?;
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn every_alias_has_all_samples_of_its_family_and_nothing_else_is_changed() {
+    fn alias_has_all_samples_of_its_family_and_nothing_changes() {
         // Values tell the samples apart.
         let mut own = String::new();
         for (number, line) in all_metrics().lines().enumerate() {
@@ -101,8 +101,10 @@ mod tests {
         let (all, ours) = (samples(&text), samples(&own));
         let mut added = 0;
         for (alias, family) in SMG {
-            let of_family: Vec<_> =
-                ours.iter().filter(|(name, _)| around(&format!("{name} "), family).is_some()).collect();
+            let of_family: Vec<_> = ours
+                .iter()
+                .filter(|(name, _)| split_at_family(&format!("{name} "), family).is_some())
+                .collect();
             assert!(!of_family.is_empty(), "there is no {family}");
             for (name, value) in &of_family {
                 assert_eq!(
@@ -122,15 +124,15 @@ mod tests {
 
     #[test]
     fn families_with_longer_names_are_others() {
-        assert_eq!(around("moongate_requests_held 3", "moongate_requests"), None);
+        assert_eq!(split_at_family("moongate_requests_held 3", "moongate_requests"), None);
         assert_eq!(
-            around("moongate_requests_total{a=\"b\"} 3", "moongate_requests"),
+            split_at_family("moongate_requests_total{a=\"b\"} 3", "moongate_requests"),
             Some(("", "_total{a=\"b\"} 3"))
         );
         assert_eq!(
-            around("# TYPE moongate_requests counter", "moongate_requests"),
+            split_at_family("# TYPE moongate_requests counter", "moongate_requests"),
             Some(("# TYPE ", " counter"))
         );
-        assert_eq!(around("# TYPE moongate_requests_held gauge", "moongate_requests"), None);
+        assert_eq!(split_at_family("# TYPE moongate_requests_held gauge", "moongate_requests"), None);
     }
 }

@@ -17,18 +17,18 @@ use prometheus_client::registry::Registry;
 /// Share of the prompt by which a prediction was wrong.
 const ERROR_BUCKETS: [f64; 8] = [0.0, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0];
 /// Fewer tokens than this are not worth an alarm: engines round down to pages, and leave small prefixes alone.
-const ALARM_TOKENS: u64 = 256;
+const MIN_REFUTED_TOKENS: u64 = 256;
 /// Models that have labels of their own, and the label of the others.
 const MAX_MODELS: usize = 100;
 const OTHER_MODELS: &str = "other";
 /// Wrong by more than this part of the prompt is a misprediction that is worth a trace.
-const MISPREDICTED_PART: u64 = 4;
+const MISPREDICTED_DIVISOR: u64 = 4;
 /// Seconds between two log lines about false predictions.
-const ALARM_PAUSE: i64 = 30;
+const WARN_INTERVAL_S: i64 = 30;
 
 /// What was expected of the engine that computes a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Expected {
+pub(crate) struct ExpectedHits {
     pub(crate) hits: TierHits,
     /// Prompt tokens as counted here.
     pub(crate) input_tokens: u32,
@@ -36,11 +36,11 @@ pub(crate) struct Expected {
 
 /// Events that have arrived from engines.
 #[derive(Debug, Default)]
-pub(crate) struct FeedMetrics {
+pub(crate) struct EventFeedMetrics {
     pub(crate) connected: Gauge,
     pub(crate) applied: Counter,
     pub(crate) lost: Counter,
-    pub(crate) unread: Counter,
+    pub(crate) undecodable: Counter,
     pub(crate) replays: Counter,
 }
 
@@ -49,30 +49,30 @@ const LAG_BUCKETS: [f64; 11] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25
 
 /// What is known of the store, and how.
 #[derive(Debug)]
-pub(crate) struct StoreMetrics {
+pub(crate) struct StoreViewMetrics {
     pub(crate) nodes: Gauge,
     pub(crate) objects: Gauge,
-    pub(crate) readings: Counter,
+    pub(crate) scans: Counter,
     pub(crate) confirmed: Counter,
     pub(crate) unconfirmed: Counter,
-    pub(crate) events_current: Gauge,
+    pub(crate) events_in_sync: Gauge,
     pub(crate) events: Counter,
-    pub(crate) events_unread: Counter,
+    pub(crate) undecodable_events: Counter,
     pub(crate) event_gaps: Counter,
     pub(crate) event_lag: Histogram,
 }
 
-impl Default for StoreMetrics {
+impl Default for StoreViewMetrics {
     fn default() -> Self {
         Self {
             nodes: Gauge::default(),
             objects: Gauge::default(),
-            readings: Counter::default(),
+            scans: Counter::default(),
             confirmed: Counter::default(),
             unconfirmed: Counter::default(),
-            events_current: Gauge::default(),
+            events_in_sync: Gauge::default(),
             events: Counter::default(),
-            events_unread: Counter::default(),
+            undecodable_events: Counter::default(),
             event_gaps: Counter::default(),
             event_lag: Histogram::new(LAG_BUCKETS),
         }
@@ -80,7 +80,7 @@ impl Default for StoreMetrics {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabel {
+struct UnpredictedLabels {
     reason: &'static str,
 }
 
@@ -97,7 +97,7 @@ struct ModelLabel {
 /// Predictions against what engines report.
 #[derive(Debug)]
 pub(crate) struct PredictionMetrics {
-    unpredicted: Family<ReasonLabel, Counter>,
+    unpredicted: Family<UnpredictedLabels, Counter>,
     predicted: Family<TierLabel, Counter>,
     compared: Family<ModelLabel, Counter>,
     missed: Family<ModelLabel, Counter>,
@@ -107,17 +107,17 @@ pub(crate) struct PredictionMetrics {
     models: Mutex<HashSet<String>>,
     error: Histogram,
     /// Seconds since 1970 of the last log line about a false prediction.
-    alarmed: AtomicI64,
+    last_warned: AtomicI64,
 }
 
-impl FeedMetrics {
+impl EventFeedMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
         let sub = registry.sub_registry_with_prefix("kv_events");
         sub.register("connections", "Connections to engines' event sockets", self.connected.clone());
         for (name, help, counter) in [
             ("messages", "Messages applied to the index", &self.applied),
             ("messages_lost", "Messages that were missed and could not be had again", &self.lost),
-            ("unread", "Messages and events that were not understood", &self.unread),
+            ("unread", "Messages and events that were not understood", &self.undecodable),
             ("replays", "Times that missed messages were asked for", &self.replays),
         ] {
             sub.register(name, help, counter.clone());
@@ -125,13 +125,13 @@ impl FeedMetrics {
     }
 }
 
-impl StoreMetrics {
+impl StoreViewMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
         let sub = registry.sub_registry_with_prefix("store");
         sub.register("nodes", "Store nodes that are there", self.nodes.clone());
         sub.register("objects", "Objects of known pages that the last reading of the store's keys has found. A full index takes no further pages from a reading", self.objects.clone());
         for (name, help, counter) in [
-            ("readings", "Complete readings of the store's keys", &self.readings),
+            ("readings", "Complete readings of the store's keys", &self.scans),
             ("confirmations", "Prompts whose pages the master was asked for", &self.confirmed),
             (
                 "confirmation_failures",
@@ -146,7 +146,7 @@ impl StoreMetrics {
             (
                 "events_unread",
                 "Messages and events of the master that were not understood",
-                &self.events_unread,
+                &self.undecodable_events,
             ),
             (
                 "event_gaps",
@@ -159,7 +159,7 @@ impl StoreMetrics {
         sub.register(
             "events_current",
             "1 while events are followed and what was missed before has been read. While it is 0 for long, all keys are read every 10 s",
-            self.events_current.clone(),
+            self.events_in_sync.clone(),
         );
         sub.register(
             "event_lag_seconds",
@@ -180,7 +180,7 @@ impl PredictionMetrics {
             refuted: Family::default(),
             models: Mutex::default(),
             error: Histogram::new(ERROR_BUCKETS),
-            alarmed: AtomicI64::new(0),
+            last_warned: AtomicI64::new(0),
         };
         let sub = registry.sub_registry_with_prefix("prediction");
         sub.register("none", "Requests without a prediction: `engines` (they report too little about their caches), `no_tokenizer` (and engines are not queried), `batch` (not exactly one prompt), `memory` (`--prompt-memory` is in use) or `prompt` (what it becomes is only known in the engine). With no tokenizer here and engines asked: `tokenize_too_large` (the body), `tokenize_not_offered` (by any engine that is well, for such a request), `tokenize_busy` (eight questions at once are as many as an engine is asked), `tokenize_timeout`, `tokenize_refused` (the engine takes the request for wrong) or `tokenize_failed`", metrics.unpredicted.clone());
@@ -210,8 +210,8 @@ impl PredictionMetrics {
     }
 
     /// Gives every family a sample.
-    pub(super) fn show_all(&self) {
-        self.unpredicted.get_or_create(&ReasonLabel { reason: "" }).inc_by(0);
+    pub(super) fn init_all_series(&self) {
+        self.unpredicted.get_or_create(&UnpredictedLabels { reason: "" }).inc_by(0);
         self.predicted.get_or_create(&TierLabel { tier: "" }).inc_by(0);
         for family in [&self.compared, &self.missed, &self.false_hits, &self.refuted] {
             family.get_or_create(&ModelLabel { model: String::new() }).inc_by(0);
@@ -226,15 +226,15 @@ impl PredictionMetrics {
     }
 
     /// There is no prediction for a request.
-    pub(crate) fn none(&self, reason: &'static str) {
-        self.unpredicted.get_or_create(&ReasonLabel { reason }).inc();
+    pub(crate) fn record_unpredicted(&self, reason: &'static str) {
+        self.unpredicted.get_or_create(&UnpredictedLabels { reason }).inc();
     }
 
     /// An engine has told how much it found in its caches. Returns whether that is far from the prediction.
     pub(crate) fn compare(
         &self,
         model: &str,
-        expected: Expected,
+        expected: ExpectedHits,
         found: u64,
         trace: Option<TraceId>,
     ) -> bool {
@@ -251,20 +251,20 @@ impl PredictionMetrics {
         self.error.observe(predicted.abs_diff(found) as f64 / input as f64);
         // Also there while it is none, for whoever looks at its rate.
         let refuted = self.refuted.get_or_create(&label);
-        if predicted >= ALARM_TOKENS && found == 0 {
+        if predicted >= MIN_REFUTED_TOKENS && found == 0 {
             refuted.inc();
-            self.alarm(model, hits, trace);
+            self.warn_refuted(model, hits, trace);
         }
         let wrong = predicted.abs_diff(found);
-        wrong >= ALARM_TOKENS && wrong > input / MISPREDICTED_PART
+        wrong >= MIN_REFUTED_TOKENS && wrong > input / MISPREDICTED_DIVISOR
     }
 
-    fn alarm(&self, model: &str, hits: TierHits, trace: Option<TraceId>) {
+    fn warn_refuted(&self, model: &str, hits: TierHits, trace: Option<TraceId>) {
         let now =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs().cast_signed());
-        let last = self.alarmed.load(Ordering::Relaxed);
-        let mine = now - last >= ALARM_PAUSE
-            && self.alarmed.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        let last = self.last_warned.load(Ordering::Relaxed);
+        let mine = now - last >= WARN_INTERVAL_S
+            && self.last_warned.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         if !mine {
             return;
         }
@@ -299,15 +299,17 @@ mod tests {
     }
 
     #[test]
-    fn right_missed_and_false_tokens_are_told_apart() {
+    fn right_missed_and_false_tokens_are_distinguished() {
         let mut registry = Registry::default();
         let metrics = PredictionMetrics::register(&mut registry);
-        let expected =
-            |l1_tokens| Expected { hits: TierHits { l1_tokens, ..TierHits::default() }, input_tokens: 1000 };
+        let expected = |l1_tokens| ExpectedHits {
+            hits: TierHits { l1_tokens, ..TierHits::default() },
+            input_tokens: 1000,
+        };
         assert!(!metrics.compare("m", expected(512), 512, None));
         assert!(!metrics.compare("m", expected(0), 64, None));
         assert!(metrics.compare("m", expected(512), 0, None));
-        metrics.none("batch");
+        metrics.record_unpredicted("batch");
         let mut text = String::new();
         encode(&mut text, &registry).unwrap();
         for line in [

@@ -1,12 +1,12 @@
 //! What is told of each engine.
 
-use moongate_scheduler::Load;
+use moongate_scheduler::InstanceLoad;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use crate::fleet::Fleet;
+use crate::fleet::FleetSnapshot;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct EngineLabels {
@@ -25,7 +25,7 @@ pub(super) struct EngineGauges {
     active_decode_tokens: Family<EngineLabels, Gauge>,
     connections: Family<EngineLabels, Gauge>,
     idle_connections: Family<EngineLabels, Gauge>,
-    waiting: Gauge,
+    unusable: Gauge,
     generation: Gauge,
 }
 
@@ -60,14 +60,14 @@ impl EngineGauges {
         registry.register(
             "engines_waiting",
             "Engines that are listed but not usable; `GET /ready` gives the reasons",
-            gauges.waiting.clone(),
+            gauges.unusable.clone(),
         );
         registry.register("topology_generation", "Topology changes seen", gauges.generation.clone());
         gauges
     }
 
     /// Gives every family a sample.
-    pub(super) fn show_all(&self) {
+    pub(super) fn init_all_series(&self) {
         for family in self.families() {
             family.get_or_create(&EngineLabels { instance: String::new(), role: String::new() }).set(0);
         }
@@ -86,7 +86,7 @@ impl EngineGauges {
         ]
     }
 
-    pub(super) fn set(&self, fleet: &Fleet, loads: &[Load]) {
+    pub(super) fn set(&self, fleet: &FleetSnapshot, loads: &[InstanceLoad]) {
         let families = self.families();
         families.iter().for_each(|family| family.clear());
         for (member, load) in fleet.members.iter().zip(loads) {
@@ -107,7 +107,7 @@ impl EngineGauges {
                 family.get_or_create(&labels).set(value);
             }
         }
-        self.waiting.set(i64::try_from(fleet.waiting.len()).unwrap_or(i64::MAX));
+        self.unusable.set(i64::try_from(fleet.unusable.len()).unwrap_or(i64::MAX));
         self.generation.set(i64::try_from(fleet.generation).unwrap_or(i64::MAX));
     }
 }

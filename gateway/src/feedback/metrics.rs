@@ -13,20 +13,20 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::access::RefusalMetrics;
+use super::access::AccessRejectionMetrics;
 use super::aliases::MetricAliases;
-use super::cache::{FeedMetrics, PredictionMetrics, StoreMetrics};
+use super::cache::{EventFeedMetrics, PredictionMetrics, StoreViewMetrics};
 use super::engines::EngineGauges;
 use super::overload::OverloadMetrics;
+use super::request_counters::{RequestCounters, RequestTotals};
 use super::silence::SilenceMetrics;
-use super::tally::{Tally, Totals};
 use super::tokenize::TokenizeMetrics;
-use crate::dispatch::Side;
-use crate::fleet::Fleet;
+use crate::dispatch::LegKind;
+use crate::fleet::FleetSnapshot;
 use crate::predict::KvIndex;
-use crate::prompt::Api;
+use crate::request_body::InferenceApi;
 use crate::upstream::LegError;
-use moongate_scheduler::Load;
+use moongate_scheduler::InstanceLoad;
 use moongate_telemetry::TraceId;
 
 /// Seconds; from a cache hit on an idle engine to a long prompt in a queue.
@@ -48,38 +48,38 @@ struct RequestLabels {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct LegLabels {
-    side: SideLabel,
+    side: LegKindLabel,
     reason: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct SideOnly {
-    side: SideLabel,
+struct LegKindLabels {
+    side: LegKindLabel,
 }
 
 /// What an exemplar points to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct TraceLabel {
-    trace_id: TraceName,
+struct ExemplarLabels {
+    trace_id: TraceIdLabel,
 }
 
 /// Only read when somebody looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct TraceName(TraceId);
+struct TraceIdLabel(TraceId);
 
-impl EncodeLabelValue for TraceName {
+impl EncodeLabelValue for TraceIdLabel {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), fmt::Error> {
         write!(encoder, "{}", self.0)
     }
 }
 
 /// A histogram that points to a trace for the latest value in each bucket.
-type Traced = HistogramWithExemplars<TraceLabel>;
+type ExemplarHistogram = HistogramWithExemplars<ExemplarLabels>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct SideLabel(Side);
+struct LegKindLabel(LegKind);
 
-impl EncodeLabelValue for SideLabel {
+impl EncodeLabelValue for LegKindLabel {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), fmt::Error> {
         encoder.write_str(self.0.as_str())
     }
@@ -87,67 +87,72 @@ impl EncodeLabelValue for SideLabel {
 
 /// Everything that is counted.
 #[derive(Debug)]
-pub(crate) struct Metrics {
+pub(crate) struct GatewayMetrics {
     registry: Registry,
     requests: Family<RequestLabels, Counter>,
-    durations: [Traced; 4],
-    ttft: [Traced; 4],
+    durations: [ExemplarHistogram; 4],
+    ttft: [ExemplarHistogram; 4],
     itl: Histogram,
     decide: Histogram,
-    held: Histogram,
+    queue_wait: Histogram,
     in_flight: Gauge,
-    requests_held: Gauge,
+    requests_queued: Gauge,
     leg_failures: Family<LegLabels, Counter>,
-    aborts: Family<SideOnly, Counter>,
-    retries: Family<SideOnly, Counter>,
+    aborts: Family<LegKindLabels, Counter>,
+    retries: Family<LegKindLabels, Counter>,
     prompt_tokens: Counter,
     cached_tokens: Counter,
     completion_tokens: Counter,
-    pub(crate) refusals: RefusalMetrics,
+    pub(crate) refusals: AccessRejectionMetrics,
     pub(crate) silence: SilenceMetrics,
     pub(crate) overload: OverloadMetrics,
     pub(crate) predictions: PredictionMetrics,
     pub(crate) tokenize: Arc<TokenizeMetrics>,
-    pub(crate) feeds: Arc<FeedMetrics>,
-    pub(crate) store: Arc<StoreMetrics>,
+    pub(crate) feeds: Arc<EventFeedMetrics>,
+    pub(crate) store: Arc<StoreViewMetrics>,
     predict: Histogram,
     index_pages: Gauge,
     index_bytes: Gauge,
     engines: EngineGauges,
-    tally: Tally,
+    counters: RequestCounters,
     aliases: Option<MetricAliases>,
 }
 
-impl Metrics {
+impl GatewayMetrics {
     pub(crate) fn new() -> Self {
         let mut registry = Registry::with_prefix("moongate");
         let requests = Family::default();
         registry.register("requests", "Requests that have ended. `code` is `ok`, a code of docs/errors.md, `engine_rejected` or `client_closed`", requests.clone());
-        let durations = per_api(
+        let durations = histogram_per_api(
             &mut registry,
             "request_duration",
             "Time from the request's head to the end of the answer, whatever the end",
             &DURATION_BUCKETS,
         );
-        let ttft = per_api(
+        let ttft = histogram_per_api(
             &mut registry,
             "ttft",
             "Time from the request's head to the first piece of a stream that goes to the client. Answers that are not streams are not in it",
             &TTFT_BUCKETS,
         );
-        let itl = seconds(
+        let itl = seconds_histogram(
             &mut registry,
             "itl",
             "Time between two pieces of a stream. A piece may hold several tokens if the engine sends them together",
             &ITL_BUCKETS,
         );
-        let decide = seconds(
+        let decide = seconds_histogram(
             &mut registry,
             "decide",
             "Choosing a route, once per attempt, without waiting for engines",
             &DECIDE_BUCKETS,
         );
-        let held = seconds(&mut registry, "held", "How long held requests waited for engines", &TTFT_BUCKETS);
+        let held = seconds_histogram(
+            &mut registry,
+            "held",
+            "How long held requests waited for engines",
+            &TTFT_BUCKETS,
+        );
         let in_flight = Gauge::default();
         registry.register("requests_in_flight", "Requests that have not ended", in_flight.clone());
         let requests_held = Gauge::default();
@@ -172,16 +177,16 @@ impl Metrics {
             registry.register(name, help, counter.clone());
             counter
         });
-        let refusals = RefusalMetrics::register(&mut registry);
+        let refusals = AccessRejectionMetrics::register(&mut registry);
         let silence = SilenceMetrics::register(&mut registry);
         let overload = OverloadMetrics::register(&mut registry);
         let predictions = PredictionMetrics::register(&mut registry);
         let tokenize = Arc::new(TokenizeMetrics::register(&mut registry));
-        let feeds = Arc::new(FeedMetrics::default());
+        let feeds = Arc::new(EventFeedMetrics::default());
         feeds.register(&mut registry);
-        let store = Arc::new(StoreMetrics::default());
+        let store = Arc::new(StoreViewMetrics::default());
         store.register(&mut registry);
-        let predict = seconds(
+        let predict = seconds_histogram(
             &mut registry,
             "predict",
             "Predicting one request: tokens, page hashes and the look-up",
@@ -204,9 +209,9 @@ impl Metrics {
             ttft,
             itl,
             decide,
-            held,
+            queue_wait: held,
             in_flight,
-            requests_held,
+            requests_queued: requests_held,
             leg_failures,
             aborts,
             retries,
@@ -224,21 +229,21 @@ impl Metrics {
             index_pages,
             index_bytes,
             engines,
-            tally: Tally::default(),
+            counters: RequestCounters::default(),
             aliases: None,
         };
-        metrics.begin_at_zero();
+        metrics.init_failure_series();
         metrics
     }
 
     /// What goes wrong rarely is there before it does: Prometheus sees no rise from nothing to one.
-    fn begin_at_zero(&self) {
-        for side in Side::ALL.map(SideLabel) {
+    fn init_failure_series(&self) {
+        for side in LegKind::ALL.map(LegKindLabel) {
             for reason in LegError::REASONS {
                 self.leg_failures.get_or_create(&LegLabels { side, reason }).inc_by(0);
             }
             for family in [&self.aborts, &self.retries] {
-                family.get_or_create(&SideOnly { side }).inc_by(0);
+                family.get_or_create(&LegKindLabels { side }).inc_by(0);
             }
         }
     }
@@ -253,74 +258,85 @@ impl Metrics {
     }
 
     /// `code` is an error code, `ok`, `client_closed` or `engine_rejected`; `trace` one that is exported.
-    pub(crate) fn request_ended(&self, api: Api, code: &'static str, took: Duration, trace: Option<TraceId>) {
+    pub(crate) fn request_ended(
+        &self,
+        api: InferenceApi,
+        code: &'static str,
+        took: Duration,
+        trace: Option<TraceId>,
+    ) {
         self.in_flight.dec();
-        self.tally.ended(code);
-        self.requests.get_or_create(&RequestLabels { api: name(api), code }).inc();
+        self.counters.record_ended(code);
+        self.requests.get_or_create(&RequestLabels { api: api_label(api), code }).inc();
         observe(&self.durations[api as usize], took, trace);
     }
 
-    pub(crate) fn first_token(&self, api: Api, after: Duration, trace: Option<TraceId>) {
+    pub(crate) fn first_token(&self, api: InferenceApi, after: Duration, trace: Option<TraceId>) {
         observe(&self.ttft[api as usize], after, trace);
-        self.tally.first_token(after);
+        self.counters.record_first_token(after);
     }
 
     pub(crate) fn next_token(&self, after: Duration) {
         self.itl.observe(after.as_secs_f64());
     }
 
-    pub(crate) fn decided(&self, took: Duration) {
+    pub(crate) fn record_decision(&self, took: Duration) {
         self.decide.observe(took.as_secs_f64());
     }
 
-    pub(crate) fn held(&self, took: Duration) {
-        self.held.observe(took.as_secs_f64());
+    pub(crate) fn record_queue_wait(&self, took: Duration) {
+        self.queue_wait.observe(took.as_secs_f64());
     }
 
-    pub(crate) fn predicted(&self, took: Duration) {
+    pub(crate) fn record_prediction(&self, took: Duration) {
         self.predict.observe(took.as_secs_f64());
     }
 
-    pub(crate) fn tokens(&self, prompt: u64, cached: u64, completion: u64) {
+    pub(crate) fn record_tokens(&self, prompt: u64, cached: u64, completion: u64) {
         self.prompt_tokens.inc_by(prompt);
         self.cached_tokens.inc_by(cached);
         self.completion_tokens.inc_by(completion);
     }
 
     /// What all requests since the start add up to.
-    pub(crate) fn totals(&self) -> Totals {
+    pub(crate) fn totals(&self) -> RequestTotals {
         let tokens = [&self.prompt_tokens, &self.cached_tokens, &self.completion_tokens];
-        self.tally.totals(self.in_flight.get(), tokens.map(Counter::get))
+        self.counters.totals(self.in_flight.get(), tokens.map(Counter::get))
     }
 
-    pub(crate) fn leg_failed(&self, side: Side, error: &LegError) {
-        let labels = LegLabels { side: SideLabel(side), reason: error.reason() };
+    pub(crate) fn record_leg_failure(&self, side: LegKind, error: &LegError) {
+        let labels = LegLabels { side: LegKindLabel(side), reason: error.reason() };
         self.leg_failures.get_or_create(&labels).inc();
     }
 
-    pub(crate) fn aborted(&self, side: Side) {
-        self.aborts.get_or_create(&SideOnly { side: SideLabel(side) }).inc();
+    pub(crate) fn record_abort(&self, side: LegKind) {
+        self.aborts.get_or_create(&LegKindLabels { side: LegKindLabel(side) }).inc();
     }
 
-    pub(crate) fn retried(&self, side: Side) {
-        self.retries.get_or_create(&SideOnly { side: SideLabel(side) }).inc();
+    pub(crate) fn record_retry(&self, side: LegKind) {
+        self.retries.get_or_create(&LegKindLabels { side: LegKindLabel(side) }).inc();
     }
 
     /// Gives every other family a sample, so that all of them are in the text. Values of labels do not matter.
-    fn show_all(&self) {
+    fn init_all_series(&self) {
         self.requests.get_or_create(&RequestLabels { api: "", code: "" }).inc_by(0);
-        self.refusals.show_all();
-        self.predictions.show_all();
-        self.tokenize.show_all();
-        self.engines.show_all();
+        self.refusals.init_all_series();
+        self.predictions.init_all_series();
+        self.tokenize.init_all_series();
+        self.engines.init_all_series();
     }
 
     /// The text that Prometheus scrapes. `loads` are those of the fleet, `held` requests wait.
-    pub(crate) fn scrape(&self, (fleet, loads): (&Fleet, &[Load]), held: usize, index: &KvIndex) -> String {
+    pub(crate) fn scrape(
+        &self,
+        (fleet, loads): (&FleetSnapshot, &[InstanceLoad]),
+        held: usize,
+        index: &KvIndex,
+    ) -> String {
         self.engines.set(fleet, loads);
-        self.requests_held.set(i64::try_from(held).unwrap_or(i64::MAX));
+        self.requests_queued.set(i64::try_from(held).unwrap_or(i64::MAX));
         let size = index.size();
-        self.index_pages.set(i64::try_from(size.pages).unwrap_or(i64::MAX));
+        self.index_pages.set(i64::try_from(size.blocks).unwrap_or(i64::MAX));
         self.index_bytes.set(i64::try_from(size.bytes).unwrap_or(i64::MAX));
         let mut text = self.text();
         if let Some(aliases) = self.aliases {
@@ -342,40 +358,50 @@ impl Metrics {
 /// All metrics of a gateway as Prometheus scrapes them, each with a sample: what the table in `docs/metrics.md` is made of.
 #[must_use]
 pub fn all_metrics() -> String {
-    let metrics = Metrics::new();
-    metrics.show_all();
+    let metrics = GatewayMetrics::new();
+    metrics.init_all_series();
     metrics.text()
 }
 
-/// One histogram per API, told apart by a label; indexed by `Api as usize`.
-fn per_api(registry: &mut Registry, metric: &str, help: &str, buckets: &'static [f64]) -> [Traced; 4] {
+/// One histogram per API, told apart by a label; indexed by `InferenceApi as usize`.
+fn histogram_per_api(
+    registry: &mut Registry,
+    metric: &str,
+    help: &str,
+    buckets: &'static [f64],
+) -> [ExemplarHistogram; 4] {
     #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
     struct ApiLabel {
         api: &'static str,
     }
-    let family: Family<ApiLabel, Traced, _> =
-        Family::new_with_constructor(move || Traced::new(buckets.iter().copied()));
+    let family: Family<ApiLabel, ExemplarHistogram, _> =
+        Family::new_with_constructor(move || ExemplarHistogram::new(buckets.iter().copied()));
     registry.register_with_unit(metric, help, Unit::Seconds, family.clone());
-    [Api::Chat, Api::Completions, Api::Generate, Api::Other]
-        .map(|api| family.get_or_create_owned(&ApiLabel { api: name(api) }))
+    [InferenceApi::Chat, InferenceApi::Completions, InferenceApi::Generate, InferenceApi::Other]
+        .map(|api| family.get_or_create_owned(&ApiLabel { api: api_label(api) }))
 }
 
-fn observe(histogram: &Traced, took: Duration, trace: Option<TraceId>) {
-    let label = trace.map(|trace| TraceLabel { trace_id: TraceName(trace) });
+fn observe(histogram: &ExemplarHistogram, took: Duration, trace: Option<TraceId>) {
+    let label = trace.map(|trace| ExemplarLabels { trace_id: TraceIdLabel(trace) });
     histogram.observe(took.as_secs_f64(), label, None);
 }
 
-fn seconds(registry: &mut Registry, metric: &str, help: &str, buckets: &'static [f64]) -> Histogram {
+fn seconds_histogram(
+    registry: &mut Registry,
+    metric: &str,
+    help: &str,
+    buckets: &'static [f64],
+) -> Histogram {
     let histogram = Histogram::new(buckets.iter().copied());
     registry.register_with_unit(metric, help, Unit::Seconds, histogram.clone());
     histogram
 }
 
-fn name(api: Api) -> &'static str {
+fn api_label(api: InferenceApi) -> &'static str {
     match api {
-        Api::Chat => "chat",
-        Api::Completions => "completions",
-        Api::Generate => "generate",
-        Api::Other => "other",
+        InferenceApi::Chat => "chat",
+        InferenceApi::Completions => "completions",
+        InferenceApi::Generate => "generate",
+        InferenceApi::Other => "other",
     }
 }

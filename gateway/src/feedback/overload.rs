@@ -12,7 +12,7 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::memory::MemoryBudget;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Labels {
+struct OverloadLabels {
     reason: &'static str,
 }
 
@@ -42,7 +42,7 @@ impl OverloadReason {
 /// Refusals because of the gateway's own limits.
 #[derive(Debug, Default)]
 pub(crate) struct OverloadMetrics {
-    refused: Family<Labels, Counter>,
+    refused: Family<OverloadLabels, Counter>,
     body_bytes: Gauge,
     prompt_bytes: Gauge,
     /// Counted by the listener.
@@ -67,13 +67,13 @@ impl OverloadMetrics {
         }
         // Prometheus sees no rise from nothing to one.
         for reason in OverloadReason::ALL {
-            metrics.refused.get_or_create(&Labels { reason: reason.as_str() }).inc_by(0);
+            metrics.refused.get_or_create(&OverloadLabels { reason: reason.as_str() }).inc_by(0);
         }
         metrics
     }
 
-    pub(crate) fn refused(&self, reason: OverloadReason) {
-        self.refused.get_or_create(&Labels { reason: reason.as_str() }).inc();
+    pub(crate) fn record_rejected(&self, reason: OverloadReason) {
+        self.refused.get_or_create(&OverloadLabels { reason: reason.as_str() }).inc();
     }
 
     /// Where the listener counts the connections that it refuses.
@@ -90,7 +90,7 @@ impl OverloadMetrics {
             (OverloadReason::BodyMemory, bodies.take_refused() + unfinished.take_refused()),
             (OverloadReason::ClientConnections, self.connections.swap(0, Ordering::Relaxed)),
         ] {
-            self.refused.get_or_create(&Labels { reason: reason.as_str() }).inc_by(new);
+            self.refused.get_or_create(&OverloadLabels { reason: reason.as_str() }).inc_by(new);
         }
     }
 }

@@ -5,7 +5,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-use crate::dispatch::{RedispatchReason, Side};
+use crate::dispatch::{LegKind, RedispatchReason};
 use crate::fleet::SuspicionReason;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -15,7 +15,7 @@ struct SuspicionLabels {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabel {
+struct RedispatchLabels {
     reason: &'static str,
 }
 
@@ -23,7 +23,7 @@ struct ReasonLabel {
 #[derive(Debug, Default)]
 pub(crate) struct SilenceMetrics {
     suspicions: Family<SuspicionLabels, Counter>,
-    redispatches: Family<ReasonLabel, Counter>,
+    redispatches: Family<RedispatchLabels, Counter>,
     budget_exhausted: Counter,
 }
 
@@ -45,24 +45,24 @@ impl SilenceMetrics {
             "Attempts that had to stay on a silent engine because of `--redispatch-share`",
             metrics.budget_exhausted.clone(),
         );
-        for side in Side::ALL.map(Side::as_str) {
+        for side in LegKind::ALL.map(LegKind::as_str) {
             for reason in SuspicionReason::ALL.map(SuspicionReason::as_str) {
                 metrics.suspicions.get_or_create(&SuspicionLabels { side, reason }).inc_by(0);
             }
         }
         for reason in RedispatchReason::ALL.map(RedispatchReason::as_str) {
-            metrics.redispatches.get_or_create(&ReasonLabel { reason }).inc_by(0);
+            metrics.redispatches.get_or_create(&RedispatchLabels { reason }).inc_by(0);
         }
         metrics
     }
 
-    pub(crate) fn suspected(&self, side: Side, reason: SuspicionReason) {
+    pub(crate) fn record_suspicion(&self, side: LegKind, reason: SuspicionReason) {
         let labels = SuspicionLabels { side: side.as_str(), reason: reason.as_str() };
         self.suspicions.get_or_create(&labels).inc();
     }
 
-    pub(crate) fn redispatched(&self, reason: RedispatchReason) {
-        self.redispatches.get_or_create(&ReasonLabel { reason: reason.as_str() }).inc();
+    pub(crate) fn record_redispatch(&self, reason: RedispatchReason) {
+        self.redispatches.get_or_create(&RedispatchLabels { reason: reason.as_str() }).inc();
     }
 
     pub(crate) fn budget_exhausted(&self) {

@@ -13,7 +13,7 @@ const BUCKETS: [f64; 9] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1
 
 /// Who made the tokens of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub(crate) enum TokenizedBy {
+pub(crate) enum TokenSource {
     /// The prompt came as token ids.
     #[default]
     Client,
@@ -22,35 +22,36 @@ pub(crate) enum TokenizedBy {
     /// An engine that was asked.
     Engine,
     /// An engine, when it was asked about an equal prompt.
-    Memory,
+    EngineCache,
 }
 
-impl TokenizedBy {
+impl TokenSource {
     pub(super) fn as_str(self) -> &'static str {
         match self {
-            TokenizedBy::Client => "client",
-            TokenizedBy::Gateway => "gateway",
-            TokenizedBy::Engine => "engine",
-            TokenizedBy::Memory => "memory",
+            TokenSource::Client => "client",
+            TokenSource::Gateway => "gateway",
+            TokenSource::Engine => "engine",
+            TokenSource::EngineCache => "memory",
         }
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ByLabel {
+struct TokenSourceLabels {
     by: &'static str,
 }
 
 /// Counts them.
 #[derive(Debug)]
 pub(crate) struct TokenizeMetrics {
-    prompts: Family<ByLabel, Counter>,
-    asked: Histogram,
+    prompts: Family<TokenSourceLabels, Counter>,
+    engine_wait: Histogram,
 }
 
 impl TokenizeMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
-        let metrics = Self { prompts: Family::default(), asked: Histogram::new(BUCKETS.iter().copied()) };
+        let metrics =
+            Self { prompts: Family::default(), engine_wait: Histogram::new(BUCKETS.iter().copied()) };
         registry.register(
             "tokenized_prompts",
             "Requests with a prediction, by who made their tokens: `client` (they came as ids), `gateway` (with the model's own files), `engine` (that was asked) or `memory` (an engine, when it was asked about an equal prompt)",
@@ -60,23 +61,23 @@ impl TokenizeMetrics {
             "tokenize_engine",
             "For how long requests waited for an engine to tell their tokens, whatever came of it",
             Unit::Seconds,
-            metrics.asked.clone(),
+            metrics.engine_wait.clone(),
         );
         metrics
     }
 
     /// Gives every family a sample.
-    pub(super) fn show_all(&self) {
-        self.prompts.get_or_create(&ByLabel { by: "" }).inc_by(0);
+    pub(super) fn init_all_series(&self) {
+        self.prompts.get_or_create(&TokenSourceLabels { by: "" }).inc_by(0);
     }
 
     /// The tokens of a prompt are known.
-    pub(crate) fn tokenized(&self, by: TokenizedBy) {
-        self.prompts.get_or_create(&ByLabel { by: by.as_str() }).inc();
+    pub(crate) fn record_prompt(&self, by: TokenSource) {
+        self.prompts.get_or_create(&TokenSourceLabels { by: by.as_str() }).inc();
     }
 
     /// A request has waited so long for an engine, whatever came of it.
-    pub(crate) fn asked(&self, waited: Duration) {
-        self.asked.observe(waited.as_secs_f64());
+    pub(crate) fn record_engine_wait(&self, waited: Duration) {
+        self.engine_wait.observe(waited.as_secs_f64());
     }
 }

@@ -13,13 +13,13 @@ pub(crate) struct BreakerLimits {
     /// First pause; doubles with every further failure.
     pub(crate) pause: Duration,
     /// Longest pause.
-    pub(crate) longest_pause: Duration,
+    pub(crate) max_pause: Duration,
 }
 
 /// Opens after failures in a row, lets traffic through again after a pause, and closes with the first success. While the
 /// failures go on, each attempt opens it again for twice as long.
 #[derive(Debug)]
-pub(crate) struct Breaker {
+pub(crate) struct CircuitBreaker {
     limits: BreakerLimits,
     failures: AtomicU32,
     /// Milliseconds after `start` until which it is open.
@@ -27,7 +27,7 @@ pub(crate) struct Breaker {
     start: Instant,
 }
 
-impl Breaker {
+impl CircuitBreaker {
     pub(crate) fn new(limits: BreakerLimits) -> Self {
         Self { limits, failures: AtomicU32::new(0), open_until_ms: AtomicU64::new(0), start: Instant::now() }
     }
@@ -38,17 +38,17 @@ impl Breaker {
         until != 0 && self.now_ms() < until
     }
 
-    pub(crate) fn success(&self) {
+    pub(crate) fn record_success(&self) {
         if self.failures.load(Ordering::Relaxed) != 0 {
             self.failures.store(0, Ordering::Relaxed);
             self.open_until_ms.store(0, Ordering::Relaxed);
         }
     }
 
-    pub(crate) fn failure(&self) {
+    pub(crate) fn record_failure(&self) {
         let failures = self.failures.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         if let Some(extra) = failures.checked_sub(self.limits.failures) {
-            let pause = self.limits.pause.saturating_mul(1 << extra.min(16)).min(self.limits.longest_pause);
+            let pause = self.limits.pause.saturating_mul(1 << extra.min(16)).min(self.limits.max_pause);
             let until = self.now_ms() + u64::try_from(pause.as_millis()).unwrap_or(u64::MAX / 2);
             self.open_until_ms.store(until, Ordering::Relaxed);
         }
@@ -64,36 +64,36 @@ mod tests {
     use super::*;
 
     const LIMITS: BreakerLimits =
-        BreakerLimits { failures: 3, pause: Duration::from_secs(1), longest_pause: Duration::from_secs(4) };
+        BreakerLimits { failures: 3, pause: Duration::from_secs(1), max_pause: Duration::from_secs(4) };
 
     #[tokio::test(start_paused = true)]
     async fn opens_after_failures_in_a_row_only() {
-        let breaker = Breaker::new(LIMITS);
+        let breaker = CircuitBreaker::new(LIMITS);
         for _ in 0..10 {
-            breaker.failure();
-            breaker.failure();
-            breaker.success();
+            breaker.record_failure();
+            breaker.record_failure();
+            breaker.record_success();
         }
         assert!(!breaker.is_open());
         for _ in 0..3 {
-            breaker.failure();
+            breaker.record_failure();
         }
         assert!(breaker.is_open());
         tokio::time::advance(Duration::from_millis(1001)).await;
         assert!(!breaker.is_open(), "a trial is let through after the pause");
-        breaker.failure();
+        breaker.record_failure();
         tokio::time::advance(Duration::from_millis(1900)).await;
         assert!(breaker.is_open(), "the pause has doubled");
         tokio::time::advance(Duration::from_millis(200)).await;
-        breaker.success();
+        breaker.record_success();
         assert!(!breaker.is_open());
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_pause_is_bounded() {
-        let breaker = Breaker::new(LIMITS);
+        let breaker = CircuitBreaker::new(LIMITS);
         for _ in 0..100 {
-            breaker.failure();
+            breaker.record_failure();
         }
         tokio::time::advance(Duration::from_millis(4001)).await;
         assert!(!breaker.is_open());

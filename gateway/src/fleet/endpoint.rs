@@ -6,48 +6,48 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use moongate_discovery::InstanceId;
 use tokio::time::Instant;
 
-use super::book::InFlight;
-use super::breaker::{Breaker, BreakerLimits};
-use super::prompts::Prompts;
+use super::breaker::{BreakerLimits, CircuitBreaker};
+use super::in_flight::InFlightCount;
+use super::prompts::PromptCounters;
 use super::silence::{SilenceLimits, SilenceMonitor};
-use crate::predict::{EngineEntry, KvIndex, TokenizeWays};
-use crate::upstream::{LegError, Pool, PoolLimits};
+use crate::predict::{EngineSlotGuard, KvIndex, TokenizeMethods};
+use crate::upstream::{ConnectionPool, ConnectionPoolLimits, LegError};
 
 /// Settings of every endpoint.
 #[derive(Debug, Clone)]
 pub(crate) struct EndpointLimits {
-    pub(crate) pool: PoolLimits,
+    pub(crate) pool: ConnectionPoolLimits,
     pub(crate) breaker: BreakerLimits,
     pub(crate) silence: SilenceLimits,
 }
 
 /// One engine's connections, breaker, health and ways to ask it for tokens. Lives as long as its id and address do.
 #[derive(Debug)]
-pub(crate) struct Endpoint {
+pub(crate) struct UpstreamEndpoint {
     pub(crate) id: InstanceId,
-    pub(crate) pool: Arc<Pool>,
-    pub(crate) in_flight: InFlight,
-    pub(crate) prompts: Prompts,
-    pub(crate) breaker: Breaker,
+    pub(crate) pool: Arc<ConnectionPool>,
+    pub(crate) in_flight: InFlightCount,
+    pub(crate) prompt_counters: PromptCounters,
+    pub(crate) breaker: CircuitBreaker,
     pub(crate) silence: SilenceMonitor,
     /// How it can be asked for tokens.
-    pub(crate) tokenize_ways: TokenizeWays,
+    pub(crate) tokenize_methods: TokenizeMethods,
     /// Its pages in the index.
-    pub(crate) entry: EngineEntry,
+    pub(crate) index_slot: EngineSlotGuard,
     healthy: AtomicBool,
 }
 
-impl Endpoint {
+impl UpstreamEndpoint {
     pub(crate) fn new(id: InstanceId, url: &str, limits: &EndpointLimits, index: Arc<KvIndex>) -> Self {
         Self {
             id,
-            pool: Arc::new(Pool::new(url, limits.pool.clone())),
-            in_flight: InFlight::default(),
-            prompts: Prompts::default(),
-            breaker: Breaker::new(limits.breaker),
+            pool: Arc::new(ConnectionPool::new(url, limits.pool.clone())),
+            in_flight: InFlightCount::default(),
+            prompt_counters: PromptCounters::default(),
+            breaker: CircuitBreaker::new(limits.breaker),
             silence: SilenceMonitor::new(limits.silence.clone()),
-            tokenize_ways: TokenizeWays::default(),
-            entry: EngineEntry::new(index),
+            tokenize_methods: TokenizeMethods::default(),
+            index_slot: EngineSlotGuard::new(index),
             healthy: AtomicBool::new(true),
         }
     }
@@ -58,13 +58,13 @@ impl Endpoint {
     }
 
     /// Healthy, its breaker closed, and not suspect.
-    pub(crate) fn is_sound(&self) -> bool {
+    pub(crate) fn is_available(&self) -> bool {
         self.is_healthy() && !self.breaker.is_open() && !self.silence.is_suspect()
     }
 
     /// Notes that the engine produced output for a request.
-    pub(crate) fn progress(&self, at: Instant) {
-        if self.silence.progress(at) {
+    pub(crate) fn record_progress(&self, at: Instant) {
+        if self.silence.record_progress(at) {
             tracing::info!(instance = %self.id, "engine produces output again");
         }
     }
@@ -75,15 +75,15 @@ impl Endpoint {
     }
 
     /// Counts a failed leg.
-    pub(crate) fn failed(&self, error: &LegError) {
+    pub(crate) fn record_failure(&self, error: &LegError) {
         if matches!(error, LegError::Silent(_)) {
             // Counted by the silence monitor, whose way back is a trial request.
             return;
         }
         if error.blames_engine() {
-            self.breaker.failure();
+            self.breaker.record_failure();
         } else if !matches!(error, LegError::NoConnectionLeft) {
-            self.breaker.success();
+            self.breaker.record_success();
         }
     }
 }

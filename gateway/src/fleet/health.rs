@@ -11,15 +11,15 @@ use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use super::follow::FleetReader;
-use super::snapshot::Member;
+use super::snapshot::FleetMember;
+use super::watch::FleetReader;
 
 /// How engines are checked.
 #[derive(Debug, Clone)]
-pub(crate) struct HealthLimits {
+pub(crate) struct HealthCheckLimits {
     /// Path that answers 200 on a healthy engine.
     pub(crate) path: String,
-    pub(crate) every: Duration,
+    pub(crate) interval: Duration,
     /// Above one second, because SGLang's `/health` runs a generation and takes that long on an idle engine.
     pub(crate) timeout: Duration,
     /// Failed checks in a row that make an engine unhealthy; a single success makes it healthy again.
@@ -30,11 +30,11 @@ pub(crate) struct HealthLimits {
 pub(crate) async fn check_health(
     fleet: FleetReader,
     client: reqwest::Client,
-    limits: HealthLimits,
+    limits: HealthCheckLimits,
     stop: CancellationToken,
 ) {
     let mut failures: HashMap<InstanceId, u32> = HashMap::new();
-    let mut tick = interval(limits.every);
+    let mut tick = interval(limits.interval);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
@@ -66,14 +66,14 @@ pub(crate) async fn check_health(
 }
 
 /// How long after a health check of a suspect engine the next one begins.
-const SUSPECT_CHECK_PAUSE: Duration = Duration::from_secs(1);
+const SUSPECT_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Checks the health of suspect engines at once and until they are trusted again, until `stop`: the usual checks are too far apart to
 /// end streams on an engine that has stopped. `suspected` is notified when an engine becomes suspect.
 pub(crate) async fn probe_suspects(
     fleet: FleetReader,
     client: reqwest::Client,
-    limits: HealthLimits,
+    limits: HealthCheckLimits,
     suspected: Arc<Notify>,
     stop: CancellationToken,
 ) {
@@ -84,9 +84,9 @@ pub(crate) async fn probe_suspects(
             () = stop.cancelled() => return,
             () = suspected.notified() => {}
             Some((member, outcome)) = checks.next(), if !checks.is_empty() => {
-                let (member, outcome): (Member, Result<(), String>) = (member, outcome);
+                let (member, outcome): (FleetMember, Result<(), String>) = (member, outcome);
                 checked.remove(&member.endpoint.id);
-                member.endpoint.silence.health_checked(outcome.is_ok());
+                member.endpoint.silence.record_health_check(outcome.is_ok());
                 if let (true, Err(reason)) = (member.endpoint.silence.is_suspect(), outcome) {
                     let instance = &member.endpoint.id;
                     tracing::debug!(%instance, reason, "suspect engine fails its health check");
@@ -99,7 +99,7 @@ pub(crate) async fn probe_suspects(
                 let again = member.endpoint.silence.was_health_checked();
                 checks.push(async move {
                     if again {
-                        tokio::time::sleep(SUSPECT_CHECK_PAUSE).await;
+                        tokio::time::sleep(SUSPECT_CHECK_INTERVAL).await;
                     }
                     let outcome = check(&client, &member.instance.url, &limits).await;
                     (member, outcome)
@@ -109,7 +109,7 @@ pub(crate) async fn probe_suspects(
     }
 }
 
-async fn check(client: &reqwest::Client, url: &str, limits: &HealthLimits) -> Result<(), String> {
+async fn check(client: &reqwest::Client, url: &str, limits: &HealthCheckLimits) -> Result<(), String> {
     let request = client.get(format!("{url}{}", limits.path)).timeout(limits.timeout);
     match moongate_runtime::net::send_request(request).await {
         Ok(response) if response.status().is_success() => Ok(()),

@@ -6,26 +6,26 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use moongate_discovery::{Engine, InstanceId, ask_load};
-use moongate_scheduler::Reported;
+use moongate_discovery::{EngineKind, InstanceId, fetch_load};
+use moongate_scheduler::ReportedLoad;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use super::endpoint::Endpoint;
-use super::follow::FleetReader;
-use super::snapshot::Member;
+use super::endpoint::UpstreamEndpoint;
+use super::snapshot::FleetMember;
+use super::watch::FleetReader;
 
 /// An engine that does not answer is not asked again for so long.
-const PAUSE: Duration = Duration::from_secs(10);
+const FAILURE_PAUSE: Duration = Duration::from_secs(10);
 /// vLLM tells its load among all its metrics, a hundred kilobytes: it is asked less often.
-const VLLM_EVERY: Duration = Duration::from_secs(1);
+const VLLM_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Asks every engine each `every` until `stop`, and hands the answers to `reported`.
 pub(crate) async fn poll_loads(
     fleet: FleetReader,
     client: reqwest::Client,
     every: Duration,
-    reported: impl Fn(&Arc<Endpoint>, Reported),
+    reported: impl Fn(&Arc<UpstreamEndpoint>, ReportedLoad),
     stop: CancellationToken,
 ) {
     // When to ask again. An engine that is being asked is not in it.
@@ -37,15 +37,15 @@ pub(crate) async fn poll_loads(
         tokio::select! {
             () = stop.cancelled() => return,
             Some((member, outcome)) = answers.next(), if !answers.is_empty() => {
-                let (member, outcome): (Member, Result<Reported, String>) = (member, outcome);
+                let (member, outcome): (FleetMember, Result<ReportedLoad, String>) = (member, outcome);
                 let pause = match outcome {
                     Ok(load) => {
                         reported(&member.endpoint, load);
-                        if member.is_sglang() { Duration::ZERO } else { VLLM_EVERY }
+                        if member.is_sglang() { Duration::ZERO } else { VLLM_INTERVAL }
                     }
                     Err(reason) => {
                         tracing::debug!(instance = %member.endpoint.id, reason, "engine does not tell its load");
-                        PAUSE
+                        FAILURE_PAUSE
                     }
                 };
                 next.insert(member.endpoint.id.clone(), Some(Instant::now() + pause));
@@ -58,7 +58,7 @@ pub(crate) async fn poll_loads(
                     if due.take_if(|at| *at <= Instant::now()).is_some() {
                         let (client, member) = (client.clone(), member.clone());
                         answers.push(async move {
-                            let outcome = ask(&client, &member).await;
+                            let outcome = query_load(&client, &member).await;
                             (member, outcome)
                         });
                     }
@@ -68,16 +68,17 @@ pub(crate) async fn poll_loads(
     }
 }
 
-async fn ask(client: &reqwest::Client, member: &Member) -> Result<Reported, String> {
-    let engine = if member.is_sglang() { Engine::Sglang } else { Engine::Vllm };
-    let load =
-        ask_load(client, engine, &member.instance.url, None).await.map_err(|trouble| trouble.to_string())?;
-    Ok(Reported {
+async fn query_load(client: &reqwest::Client, member: &FleetMember) -> Result<ReportedLoad, String> {
+    let engine = if member.is_sglang() { EngineKind::Sglang } else { EngineKind::Vllm };
+    let load = fetch_load(client, engine, &member.instance.url, None)
+        .await
+        .map_err(|trouble| trouble.to_string())?;
+    Ok(ReportedLoad {
         running: load.running,
         waiting: load.waiting,
         waiting_uncached_tokens: load.waiting_uncached_tokens,
         used_tokens: load.used_tokens,
         capacity_tokens: load.capacity_tokens,
-        ..Reported::default()
+        ..ReportedLoad::default()
     })
 }

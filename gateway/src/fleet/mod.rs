@@ -1,24 +1,24 @@
 //! The engines as the gateway uses them: topology snapshots joined with what the gateway itself knows of each
 //! engine (connections, health, breaker).
 
-mod book;
 mod breaker;
+mod cache_rules;
 mod endpoint;
-mod follow;
 mod health;
+mod in_flight;
 mod loads;
 mod prompts;
-mod rules;
 mod silence;
 mod snapshot;
+mod watch;
 
-pub(crate) use book::OnEngine;
 pub(crate) use breaker::BreakerLimits;
-pub(crate) use endpoint::{Endpoint, EndpointLimits};
-pub(crate) use follow::FleetReader;
-pub(crate) use follow::follow;
-pub(crate) use health::{HealthLimits, check_health, probe_suspects};
+pub(crate) use endpoint::{EndpointLimits, UpstreamEndpoint};
+pub(crate) use health::{HealthCheckLimits, check_health, probe_suspects};
+pub(crate) use in_flight::EngineInFlightGuard;
 pub(crate) use loads::poll_loads;
-pub(crate) use prompts::PromptCounts;
+pub(crate) use prompts::PromptCountSnapshot;
 pub(crate) use silence::{SilenceLimits, SuspicionReason};
-pub(crate) use snapshot::{Fleet, Member, ModelUnavailable, domain_name, host};
+pub(crate) use snapshot::{FleetMember, FleetSnapshot, ModelUnavailable, domain_name, host};
+pub(crate) use watch::FleetReader;
+pub(crate) use watch::watch_topology;

@@ -6,24 +6,24 @@ use serde::Serialize;
 
 /// Sums since the engine was first seen.
 #[derive(Debug, Default)]
-pub(crate) struct Prompts {
+pub(crate) struct PromptCounters {
     answered: AtomicU64,
     tokens: AtomicU64,
     cached_tokens: AtomicU64,
 }
 
-/// [`Prompts`] at one moment. The tokens are those of prompts whose engine told how much of them it had in a cache.
+/// [`PromptCounters`] at one moment. The tokens are those of prompts whose engine told how much of them it had in a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub(crate) struct PromptCounts {
+pub(crate) struct PromptCountSnapshot {
     /// Prompts whose answer is complete.
     pub(crate) answered: u64,
     pub(crate) tokens: u64,
     pub(crate) cached_tokens: u64,
 }
 
-impl Prompts {
+impl PromptCounters {
     /// An answer is complete. `told` are the prompt's tokens and those of them in a cache, if the engine told both.
-    pub(crate) fn answered(&self, told: Option<(u64, u64)>) {
+    pub(crate) fn record_completed(&self, told: Option<(u64, u64)>) {
         self.answered.fetch_add(1, Ordering::Relaxed);
         if let Some((tokens, cached)) = told {
             self.tokens.fetch_add(tokens, Ordering::Relaxed);
@@ -31,8 +31,8 @@ impl Prompts {
         }
     }
 
-    pub(crate) fn counts(&self) -> PromptCounts {
-        PromptCounts {
+    pub(crate) fn snapshot(&self) -> PromptCountSnapshot {
+        PromptCountSnapshot {
             answered: self.answered.load(Ordering::Relaxed),
             tokens: self.tokens.load(Ordering::Relaxed),
             cached_tokens: self.cached_tokens.load(Ordering::Relaxed),
@@ -45,12 +45,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_prompts_whose_hits_are_told_count_for_the_hit_rate() {
-        let prompts = Prompts::default();
-        prompts.answered(Some((100, 64)));
-        prompts.answered(None);
+    fn only_prompts_with_reported_hits_count_for_the_hit_rate() {
+        let prompts = PromptCounters::default();
+        prompts.record_completed(Some((100, 64)));
+        prompts.record_completed(None);
         // An engine that counts a token more than the prompt has, finds no more than all of it.
-        prompts.answered(Some((10, 11)));
-        assert_eq!(prompts.counts(), PromptCounts { answered: 3, tokens: 110, cached_tokens: 74 });
+        prompts.record_completed(Some((10, 11)));
+        assert_eq!(prompts.snapshot(), PromptCountSnapshot { answered: 3, tokens: 110, cached_tokens: 74 });
     }
 }

@@ -11,10 +11,10 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// Clients that leave one after the other, each without a byte, that make an engine suspect.
-const ABANDONED_REQUESTS: u32 = 3;
+const MIN_ABANDONED_REQUESTS: u32 = 3;
 /// Share of its limit after which a silent request counts as abandoned if its client leaves, and after which it leaves an engine that
 /// others have found suspect.
-const IMPATIENCE: u32 = 4;
+const SUSPECT_LIMIT_DIVISOR: u32 = 4;
 /// Progress is recorded this coarsely, so that the many chunks of many streams do not all write to one cache line.
 const PROGRESS_RESOLUTION_MS: u64 = 16;
 
@@ -30,7 +30,7 @@ pub(crate) struct SilenceLimits {
     /// Time to the first trial request; doubles with each further one.
     pub(crate) pause: Duration,
     /// Longest such time.
-    pub(crate) longest_pause: Duration,
+    pub(crate) max_pause: Duration,
     /// Notified when an engine becomes suspect.
     pub(crate) suspected: Arc<Notify>,
 }
@@ -75,7 +75,7 @@ pub(crate) struct SilenceMonitor {
     /// Milliseconds after `start` of the latest output of any request.
     progress_ms: AtomicU64,
     /// Until then silence is expected: requests have been sent that take so long.
-    excused_until_ms: AtomicU64,
+    expected_silence_until_ms: AtomicU64,
     /// Requests whose clients left without a byte since the latest progress.
     abandoned: AtomicU32,
     suspect: AtomicBool,
@@ -93,7 +93,7 @@ impl SilenceMonitor {
             limits,
             start: Instant::now(),
             progress_ms: AtomicU64::new(0),
-            excused_until_ms: AtomicU64::new(0),
+            expected_silence_until_ms: AtomicU64::new(0),
             abandoned: AtomicU32::new(0),
             suspect: AtomicBool::new(false),
             health_checked: AtomicBool::new(false),
@@ -117,7 +117,7 @@ impl SilenceMonitor {
     }
 
     /// Notes the outcome of a health check of a suspect engine.
-    pub(crate) fn health_checked(&self, passed: bool) {
+    pub(crate) fn record_health_check(&self, passed: bool) {
         self.health_checked.store(true, Ordering::Relaxed);
         self.unresponsive.store(!passed, Ordering::Relaxed);
     }
@@ -128,7 +128,7 @@ impl SilenceMonitor {
     }
 
     /// Notes output of a request at `at`. Returns whether that ended a suspicion.
-    pub(crate) fn progress(&self, at: Instant) -> bool {
+    pub(crate) fn record_progress(&self, at: Instant) -> bool {
         let at = self.ms(at);
         let suspect = self.is_suspect();
         if suspect || at >= self.progress_ms.load(Ordering::Relaxed) + PROGRESS_RESOLUTION_MS {
@@ -139,8 +139,9 @@ impl SilenceMonitor {
     }
 
     /// A request was sent whose silence means nothing for `limit`.
-    pub(crate) fn excuse(&self, now: Instant, limit: Duration) {
-        self.excused_until_ms.fetch_max(self.ms(now).saturating_add(millis(limit)), Ordering::Relaxed);
+    pub(crate) fn expect_silence_until(&self, now: Instant, limit: Duration) {
+        self.expected_silence_until_ms
+            .fetch_max(self.ms(now).saturating_add(millis(limit)), Ordering::Relaxed);
     }
 
     /// How long no request has produced output, counted from `since` at the earliest.
@@ -151,9 +152,9 @@ impl SilenceMonitor {
 
     /// Whether a request that was sent at `since` and waits for its first byte should leave the engine because others have found it
     /// suspect.
-    pub(crate) fn should_leave(&self, now: Instant, since: Instant, limit: Option<Duration>) -> bool {
+    pub(crate) fn should_redispatch(&self, now: Instant, since: Instant, limit: Option<Duration>) -> bool {
         match limit {
-            Some(limit) => self.is_suspect() && self.silence(now, since) >= limit / IMPATIENCE,
+            Some(limit) => self.is_suspect() && self.silence(now, since) >= limit / SUSPECT_LIMIT_DIVISOR,
             None => self.is_unresponsive(),
         }
     }
@@ -163,20 +164,20 @@ impl SilenceMonitor {
         let limit = self.limits.stall;
         !limit.is_zero()
             && self.silence(now, since) >= limit / 2
-            && self.ms(now) >= self.excused_until_ms.load(Ordering::Relaxed)
+            && self.ms(now) >= self.expected_silence_until_ms.load(Ordering::Relaxed)
     }
 
     /// A client has left that had waited since `since` without a byte. Returns whether that made the engine suspect.
-    pub(crate) fn abandon(&self, now: Instant, since: Instant, limit: Duration) -> bool {
-        if self.silence(now, since) < limit / IMPATIENCE {
+    pub(crate) fn record_abandoned(&self, now: Instant, since: Instant, limit: Duration) -> bool {
+        if self.silence(now, since) < limit / SUSPECT_LIMIT_DIVISOR {
             return false;
         }
         let abandoned = self.abandoned.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        abandoned >= ABANDONED_REQUESTS && self.suspect(now)
+        abandoned >= MIN_ABANDONED_REQUESTS && self.mark_suspect(now)
     }
 
     /// Makes the engine suspect. Returns whether it was not before.
-    pub(crate) fn suspect(&self, now: Instant) -> bool {
+    pub(crate) fn mark_suspect(&self, now: Instant) -> bool {
         if self.is_suspect() {
             return false;
         }
@@ -197,10 +198,10 @@ impl SilenceMonitor {
     }
 
     /// A request was sent to the engine. If it is suspect, that is its trial, and the next one may come after a longer pause.
-    pub(crate) fn sent(&self, now: Instant) {
+    pub(crate) fn record_sent(&self, now: Instant) {
         if self.is_suspect() {
             let trials = self.trials.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-            let pause = self.limits.pause.saturating_mul(1 << trials.min(16)).min(self.limits.longest_pause);
+            let pause = self.limits.pause.saturating_mul(1 << trials.min(16)).min(self.limits.max_pause);
             self.next_trial_ms.store(self.ms(now) + millis(pause), Ordering::Relaxed);
         }
     }
@@ -226,7 +227,7 @@ mod tests {
             floor: FLOOR,
             stall: Duration::from_secs(10),
             pause: Duration::from_secs(1),
-            longest_pause: Duration::from_secs(4),
+            max_pause: Duration::from_secs(4),
             suspected: Arc::default(),
         })
     }
@@ -250,7 +251,7 @@ mod tests {
         let monitor = monitor();
         let sent = Instant::now();
         pass(1.9).await;
-        assert!(!monitor.progress(Instant::now()));
+        assert!(!monitor.record_progress(Instant::now()));
         pass(1.0).await;
         assert_eq!(monitor.silence(Instant::now(), sent), Duration::from_secs(1));
         // Requests that were sent later have waited less.
@@ -261,35 +262,35 @@ mod tests {
     async fn a_suspect_engine_gets_one_trial_after_each_growing_pause() {
         let monitor = monitor();
         assert!(!monitor.is_trial_due(Instant::now()), "it is not suspect");
-        assert!(monitor.suspect(Instant::now()) && !monitor.suspect(Instant::now()));
+        assert!(monitor.mark_suspect(Instant::now()) && !monitor.mark_suspect(Instant::now()));
         for pause in [1.0, 2.0, 4.0, 4.0] {
             pass(pause - 0.01).await;
             assert!(!monitor.is_trial_due(Instant::now()), "{pause}");
             pass(0.01).await;
             assert!(monitor.is_trial_due(Instant::now()), "{pause}");
-            monitor.sent(Instant::now());
+            monitor.record_sent(Instant::now());
             assert!(!monitor.is_trial_due(Instant::now()), "one trial at a time");
         }
-        assert!(monitor.progress(Instant::now()) && !monitor.is_suspect());
+        assert!(monitor.record_progress(Instant::now()) && !monitor.is_suspect());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn clients_that_leave_soon_or_while_others_are_served_say_nothing() {
+    async fn early_disconnects_or_ones_amid_progress_are_not_silence() {
         let monitor = monitor();
         for _ in 0..10 {
             let sent = Instant::now();
             pass(0.4).await;
-            assert!(!monitor.abandon(Instant::now(), sent, FLOOR));
+            assert!(!monitor.record_abandoned(Instant::now(), sent, FLOOR));
         }
         for _ in 0..10 {
             let sent = Instant::now();
             pass(0.6).await;
-            assert!(!monitor.abandon(Instant::now(), sent, FLOOR));
-            monitor.progress(Instant::now());
+            assert!(!monitor.record_abandoned(Instant::now(), sent, FLOOR));
+            monitor.record_progress(Instant::now());
         }
         let sent = Instant::now();
         pass(0.6).await;
-        let left = [(); 3].map(|()| monitor.abandon(Instant::now(), sent, FLOOR));
+        let left = [(); 3].map(|()| monitor.record_abandoned(Instant::now(), sent, FLOOR));
         assert_eq!(left, [false, false, true]);
     }
 
@@ -297,26 +298,32 @@ mod tests {
     async fn a_stream_stalls_unless_the_engine_computes_something_long() {
         let monitor = monitor();
         let heard = Instant::now();
-        monitor.excuse(Instant::now(), Duration::from_secs(8));
+        monitor.expect_silence_until(Instant::now(), Duration::from_secs(8));
         pass(7.9).await;
         assert!(!monitor.is_stalled(Instant::now(), heard));
         pass(0.1).await;
         assert!(monitor.is_stalled(Instant::now(), heard));
-        monitor.progress(Instant::now());
+        monitor.record_progress(Instant::now());
         assert!(!monitor.is_stalled(Instant::now(), heard));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_waits_on_a_suspect_engine_leaves_sooner() {
+    async fn requests_on_a_suspect_engine_are_redispatched_sooner() {
         let monitor = monitor();
         let sent = Instant::now();
         pass(0.6).await;
-        assert!(!monitor.should_leave(Instant::now(), sent, Some(FLOOR)));
-        monitor.suspect(Instant::now());
-        assert!(monitor.should_leave(Instant::now(), sent, Some(FLOOR)));
-        assert!(!monitor.should_leave(Instant::now(), Instant::now(), Some(FLOOR)), "it has just been sent");
-        assert!(!monitor.should_leave(Instant::now(), sent, None), "an answer in one piece may take long");
-        monitor.health_checked(false);
-        assert!(monitor.should_leave(Instant::now(), sent, None));
+        assert!(!monitor.should_redispatch(Instant::now(), sent, Some(FLOOR)));
+        monitor.mark_suspect(Instant::now());
+        assert!(monitor.should_redispatch(Instant::now(), sent, Some(FLOOR)));
+        assert!(
+            !monitor.should_redispatch(Instant::now(), Instant::now(), Some(FLOOR)),
+            "it has just been sent"
+        );
+        assert!(
+            !monitor.should_redispatch(Instant::now(), sent, None),
+            "an answer in one piece may take long"
+        );
+        monitor.record_health_check(false);
+        assert!(monitor.should_redispatch(Instant::now(), sent, None));
     }
 }

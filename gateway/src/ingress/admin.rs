@@ -17,23 +17,23 @@ use super::console;
 use super::cross_origin;
 use super::engine_administration;
 use super::fleet;
-use super::handler::Gateway;
+use super::handler::GatewayContext;
 use super::predict;
 use super::request_checks::RequestChecks;
 use super::router;
 use super::router::{health, ready};
 use super::workers;
-use crate::error::{ApiError, Code};
+use crate::error::{ApiError, ApiErrorCode};
 
 /// The exposition format's own content type.
 const OPENMETRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
 /// Decisions in a list.
-const LISTED: usize = 50;
+const LISTED_DECISIONS: usize = 50;
 
 /// Routes of the admin listener.
-pub(crate) fn admin_router(gateway: Arc<Gateway>) -> RequestChecks<Router> {
+pub(crate) fn admin_router(gateway: Arc<GatewayContext>) -> RequestChecks<Router> {
     let counts = gateway.metrics.clone();
     let router = Router::new()
         .route("/metrics", get(metrics))
@@ -53,7 +53,7 @@ pub(crate) fn admin_router(gateway: Arc<Gateway>) -> RequestChecks<Router> {
         .fallback(not_found)
         .method_not_allowed_fallback(router::method_not_allowed)
         .layer(from_fn_with_state(gateway.clone(), authenticate::administrator))
-        .layer(from_fn_with_state(gateway.clone(), cross_origin::refuse_foreign))
+        .layer(from_fn_with_state(gateway.clone(), cross_origin::reject_cross_origin))
         .with_state(gateway)
         .merge(console::pages());
     RequestChecks::new(router, counts)
@@ -62,31 +62,31 @@ pub(crate) fn admin_router(gateway: Arc<Gateway>) -> RequestChecks<Router> {
 async fn not_found(request: Request) -> Response<Body> {
     let path = request.uri().path();
     let text = format!("there is nothing at {path}; docs/api.md lists the paths of the admin listener");
-    ApiError::new(Code::NotFound, text).response()
+    ApiError::new(ApiErrorCode::NotFound, text).response()
 }
 
 /// The latest decisions, without their candidates.
-async fn decisions(State(gateway): State<Arc<Gateway>>) -> Response<Body> {
-    router::json(StatusCode::OK, &json!({"decisions": gateway.decisions.list(LISTED)}))
+async fn decisions(State(gateway): State<Arc<GatewayContext>>) -> Response<Body> {
+    router::json(StatusCode::OK, &json!({"decisions": gateway.decisions.list(LISTED_DECISIONS)}))
 }
 
 /// The decisions for one request, with everything that they depended on.
-async fn decision(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>) -> Response<Body> {
-    match gateway.decisions.of(&id) {
+async fn decision(State(gateway): State<Arc<GatewayContext>>, Path(id): Path<String>) -> Response<Body> {
+    match gateway.decisions.get(&id) {
         Some(decisions) => router::json(StatusCode::OK, &json!({"decisions": decisions})),
         None => {
             let text = format!("no decision for {id:?} is kept; --kept-decisions says how many are");
-            ApiError::new(Code::NotFound, text).response()
+            ApiError::new(ApiErrorCode::NotFound, text).response()
         }
     }
 }
 
-async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response<Body> {
+async fn metrics(State(gateway): State<Arc<GatewayContext>>) -> Response<Body> {
     let BodyReader { memory, unfinished, .. } = &gateway.bodies;
     gateway.metrics.overload.update([memory, unfinished], &gateway.prompt_memory);
-    let desk = &gateway.dispatcher.desk;
+    let desk = &gateway.dispatcher.admission;
     let (fleet, loads) = desk.loads();
-    let text = gateway.metrics.scrape((&fleet, &loads), desk.held(), &gateway.index);
+    let text = gateway.metrics.scrape((&fleet, &loads), desk.queued(), &gateway.index);
     let mut response = Response::new(Body::from(text));
     response.headers_mut().insert(CONTENT_TYPE, OPENMETRICS);
     response

@@ -7,23 +7,23 @@ use axum::extract::{Request, State};
 use axum::middleware::Next;
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, Response};
-use moongate_runtime::{ClientCertificate, Secret};
+use moongate_runtime::{ClientCertificate, SecretString};
 use subtle::ConstantTimeEq as _;
 
-use super::handler::Gateway;
+use super::handler::GatewayContext;
 use super::headers::{REQUEST_ID, request_id};
-use crate::access::{Refusal, Scope};
-use crate::config::OpenPath;
-use crate::error::{ApiError, Code};
+use crate::access::{AccessRejection, AccessScope};
+use crate::config::UnauthenticatedPath;
+use crate::error::{ApiError, ApiErrorCode};
 
-/// The public listener: puts the [`crate::access::Caller`] into the request. Probes are open.
+/// The public listener: puts the [`crate::access::AuthenticatedCaller`] into the request. Probes are open.
 pub(super) async fn client(
-    State(gateway): State<Arc<Gateway>>,
+    State(gateway): State<Arc<GatewayContext>>,
     mut request: Request,
     next: Next,
 ) -> Response<Body> {
     if !matches!(request.uri().path(), "/health" | "/ready") {
-        match gateway.gate.client(request.headers()) {
+        match gateway.access.authenticate_client(request.headers()) {
             Ok(Some(caller)) => drop(request.extensions_mut().insert(caller)),
             Ok(None) => {}
             Err(refusal) => return refuse(&gateway, request, &refusal),
@@ -34,61 +34,73 @@ pub(super) async fn client(
 
 /// The admin listener, but for the console's own files, in which there is no data. Engines that register have a token of their own.
 pub(super) async fn administrator(
-    State(gateway): State<Arc<Gateway>>,
+    State(gateway): State<Arc<GatewayContext>>,
     request: Request,
     next: Next,
 ) -> Response<Body> {
     let certified = request.extensions().get::<ClientCertificate>().is_some();
-    match admitted(&gateway, request.uri().path(), request.headers(), certified) {
+    match check_administrator(&gateway, request.uri().path(), request.headers(), certified) {
         Ok(()) => next.run(request).await,
         Err(refusal) => refuse(&gateway, request, &refusal),
     }
 }
 
-fn admitted(gateway: &Gateway, path: &str, headers: &HeaderMap, certified: bool) -> Result<(), Refusal> {
+fn check_administrator(
+    gateway: &GatewayContext,
+    path: &str,
+    headers: &HeaderMap,
+    certified: bool,
+) -> Result<(), AccessRejection> {
     let (open, scope) = match path {
-        "/health" => (Some(OpenPath::Health), Scope::Admin),
-        "/ready" => (Some(OpenPath::Ready), Scope::Admin),
-        "/metrics" => (Some(OpenPath::Metrics), Scope::Metrics),
-        _ => (None, Scope::Admin),
+        "/health" => (Some(UnauthenticatedPath::Health), AccessScope::Admin),
+        "/ready" => (Some(UnauthenticatedPath::Ready), AccessScope::Admin),
+        "/metrics" => (Some(UnauthenticatedPath::Metrics), AccessScope::Metrics),
+        _ => (None, AccessScope::Admin),
     };
     if open.is_some_and(|path| gateway.admin_open.contains(&path)) {
         return Ok(());
     }
-    if path.starts_with("/engines/") && !gateway.gate.is_admin_closed() {
-        return Err(unprotected());
+    if path.starts_with("/engines/") && !gateway.access.admin_requires_authentication() {
+        return Err(missing_protection());
     }
     match &gateway.registration_token {
         Some(token) if path == "/workers" || path.starts_with("/workers/") => {
             let administers = || {
-                gateway.gate.is_admin_closed()
-                    && gateway.gate.administrator(headers, certified, scope).is_ok()
+                gateway.access.admin_requires_authentication()
+                    && gateway.access.authenticate_administrator(headers, certified, scope).is_ok()
             };
-            if knows(token, headers) || administers() { Ok(()) } else { Err(unregistered()) }
+            if matches_token(token, headers) || administers() {
+                Ok(())
+            } else {
+                Err(invalid_registration_token())
+            }
         }
-        _ => gateway.gate.administrator(headers, certified, scope),
+        _ => gateway.access.authenticate_administrator(headers, certified, scope),
     }
 }
 
-fn knows(token: &Secret, headers: &HeaderMap) -> bool {
+fn matches_token(token: &SecretString, headers: &HeaderMap) -> bool {
     let given = headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
     given.is_some_and(|given| bool::from(given.ct_eq(token.expose().as_bytes())))
 }
 
-fn unregistered() -> Refusal {
+fn invalid_registration_token() -> AccessRejection {
     let text = "send `authorization: Bearer TOKEN` with the gateway's --registration-token";
-    Refusal { reason: "wrong_key", error: ApiError::new(Code::Unauthorized, text) }
+    AccessRejection { reason: "wrong_key", error: ApiError::new(ApiErrorCode::Unauthorized, text) }
 }
 
 /// Engine administration is never open, even on a listener without authentication.
-fn unprotected() -> Refusal {
+fn missing_protection() -> AccessRejection {
     let text = "engines are administered with a key of the scope `admin` only; start the gateway with --admin-token, --access-file or \
                 --admin-tls-client-ca";
-    Refusal { reason: "wrong_scope", error: ApiError::new(Code::InsufficientPermissions, text) }
+    AccessRejection {
+        reason: "wrong_scope",
+        error: ApiError::new(ApiErrorCode::InsufficientPermissions, text),
+    }
 }
 
-fn refuse(gateway: &Gateway, request: Request, refusal: &Refusal) -> Response<Body> {
-    gateway.metrics.refusals.refused(refusal.reason);
+fn refuse(gateway: &GatewayContext, request: Request, refusal: &AccessRejection) -> Response<Body> {
+    gateway.metrics.refusals.record_rejected(refusal.reason);
     let id = request_id(request.headers());
     let (parts, body) = request.into_parts();
     gateway.bodies.discard(&parts.headers, body);

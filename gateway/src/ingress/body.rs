@@ -15,20 +15,20 @@ use moongate_runtime::Supervisor;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::body_buffer::BodyBuffer;
-use crate::error::{ApiError, Code};
+use crate::error::{ApiError, ApiErrorCode};
 use crate::memory::{MemoryBudget, MemoryReservation};
 
 /// How long the rest of a body that is too large is read and dropped. If the connection were closed while the client still
 /// sends, it would be reset, and the client might never see why.
-const DISCARD_FOR: Duration = Duration::from_secs(5);
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// When a client should send a body again that found no memory: most are complete, or have broken off, within a second.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// What one connection costs that waits for the rest of a body, beside the body: its buffers, and the task.
-const UNFINISHED_BYTES: usize = 32 << 10;
+const UNFINISHED_BODY_COST: usize = 32 << 10;
 /// The part of `--body-memory` that such connections may take together. With 512 MiB that is 2,048 of them.
-const UNFINISHED_SHARE: u64 = 8;
+const UNFINISHED_BUDGET_DIVISOR: u64 = 8;
 
 /// Bounds of a request body.
 #[derive(Debug, Clone, Copy)]
@@ -37,7 +37,7 @@ pub(crate) struct BodyLimits {
     /// Longest pause between two pieces.
     pub(crate) idle: Duration,
     /// Longest time for all of it.
-    pub(crate) whole: Duration,
+    pub(crate) total: Duration,
 }
 
 /// Reads the bodies of all requests, within one memory budget.
@@ -52,14 +52,14 @@ pub(crate) struct BodyReader {
 }
 
 /// A body that has not arrived at once.
-struct Unfinished {
+struct UnfinishedBody {
     deadline: Instant,
     _connection: MemoryReservation,
 }
 
 impl BodyReader {
     pub(crate) fn new(limits: BodyLimits, memory: Arc<MemoryBudget>, supervisor: Supervisor) -> Self {
-        let unfinished = MemoryBudget::new("--body-memory", memory.limit() / UNFINISHED_SHARE);
+        let unfinished = MemoryBudget::new("--body-memory", memory.limit() / UNFINISHED_BUDGET_DIVISOR);
         Self { limits, memory, unfinished, supervisor }
     }
 
@@ -74,7 +74,7 @@ impl BodyReader {
         parts: &mut Parts,
         mut body: Body,
     ) -> Result<Bytes, ApiError> {
-        let declared = parts.headers.get(CONTENT_LENGTH).and_then(length);
+        let declared = parts.headers.get(CONTENT_LENGTH).and_then(parse_content_length);
         if declared.is_some_and(|length| length > limits.max_bytes as u64) {
             self.discard(&parts.headers, body);
             return Err(too_large(limits));
@@ -98,7 +98,10 @@ impl BodyReader {
                 None => return Ok(buffer.finish()),
                 Some(Ok(frame)) => frame.into_data(),
                 Some(Err(error)) => {
-                    return Err(ApiError::new(Code::BodyIncomplete, format!("the body broke off: {error}")));
+                    return Err(ApiError::new(
+                        ApiErrorCode::BodyIncomplete,
+                        format!("the body broke off: {error}"),
+                    ));
                 }
             };
             let Ok(data) = data else { continue };
@@ -117,10 +120,10 @@ impl BodyReader {
 
     /// Reserves what the connection costs, and frees what the head would keep allocated until then. When too many wait, the connection is
     /// closed after the refusal: reading the rest would cost the same memory.
-    fn begin_waiting(&self, limits: BodyLimits, parts: &mut Parts) -> Result<Unfinished, ApiError> {
-        let connection = self.unfinished.reserve(UNFINISHED_BYTES).map_err(|_| too_many_unfinished())?;
+    fn begin_waiting(&self, limits: BodyLimits, parts: &mut Parts) -> Result<UnfinishedBody, ApiError> {
+        let connection = self.unfinished.reserve(UNFINISHED_BODY_COST).map_err(|_| too_many_unfinished())?;
         detach(parts);
-        Ok(Unfinished { deadline: Instant::now() + limits.whole, _connection: connection })
+        Ok(UnfinishedBody { deadline: Instant::now() + limits.total, _connection: connection })
     }
 
     /// Reads the rest of a refused body in the background, beside the answer that goes out.
@@ -132,7 +135,7 @@ impl BodyReader {
         self.supervisor.spawn("discard a body", async move {
             let rest = async { while let Some(Ok(_)) = body.frame().await {} };
             // What is still sent after that time is cut off.
-            drop(timeout(DISCARD_FOR, rest).await);
+            drop(timeout(DISCARD_TIMEOUT, rest).await);
         });
     }
 }
@@ -148,11 +151,11 @@ async fn wait_for_frame(
     let until = deadline.min(Instant::now() + limits.idle);
     timeout_at(until, body.frame()).await.map_err(|_| {
         let text = if until == deadline {
-            format!("the body was not complete after {:?}", limits.whole)
+            format!("the body was not complete after {:?}", limits.total)
         } else {
             format!("no data for {:?} before the body was complete; send it without pauses", limits.idle)
         };
-        ApiError::new(Code::BodyIncomplete, text)
+        ApiError::new(ApiErrorCode::BodyIncomplete, text)
     })
 }
 
@@ -171,21 +174,21 @@ fn detach(parts: &mut Parts) {
     }
 }
 
-fn length(value: &HeaderValue) -> Option<u64> {
+fn parse_content_length(value: &HeaderValue) -> Option<u64> {
     value.to_str().ok()?.parse().ok()
 }
 
 /// The bodies of all requests together have no room for this one.
 pub(super) fn no_memory() -> ApiError {
     let text = "the request bodies in this gateway leave no memory for this one; send it again soon, or raise --body-memory";
-    let mut error = ApiError::new(Code::GatewayOverloaded, text);
+    let mut error = ApiError::new(ApiErrorCode::GatewayOverloaded, text);
     error.retry_after = Some(RETRY_AFTER);
     error
 }
 
 fn too_many_unfinished() -> ApiError {
     let text = "too many clients of this gateway have sent a part of a body only; send it again soon, or raise --body-memory";
-    let mut error = ApiError::new(Code::GatewayOverloaded, text);
+    let mut error = ApiError::new(ApiErrorCode::GatewayOverloaded, text);
     error.retry_after = Some(RETRY_AFTER);
     error
 }
@@ -196,5 +199,5 @@ fn too_large(limits: BodyLimits) -> ApiError {
         "the body is larger than {megabytes:.1} MiB; shorten it, or raise the gateway's --max-body-bytes ({})",
         limits.max_bytes
     );
-    ApiError::new(Code::BodyTooLarge, text)
+    ApiError::new(ApiErrorCode::BodyTooLarge, text)
 }

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_that_finds_no_room_gives_back_what_it_had() {
+    fn a_body_over_budget_releases_its_reservation() {
         let budget = MemoryBudget::new("--body-memory", 4 << 20);
         let mut buffer = BodyBuffer::new(0, budget.reserve(0).unwrap());
         let pushed = (0..100).take_while(|_| buffer.push(Bytes::from(vec![0; 64 << 10]), &budget).is_ok());

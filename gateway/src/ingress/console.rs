@@ -22,13 +22,13 @@ const POLICY: HeaderValue = HeaderValue::from_static(
 pub(super) fn pages() -> Router {
     Router::new()
         .route("/console", get(async || file("text/html; charset=utf-8", PAGE)))
-        .route("/console/", get(moved))
+        .route("/console/", get(redirect))
         .route("/console/console.js", get(async || file("text/javascript; charset=utf-8", SCRIPT)))
         .route("/console/console.css", get(async || file("text/css; charset=utf-8", STYLE)))
 }
 
 /// The page's own links are relative to `/console`.
-async fn moved() -> Response<Body> {
+async fn redirect() -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::PERMANENT_REDIRECT;
     response.headers_mut().insert(LOCATION, HeaderValue::from_static("../console"));

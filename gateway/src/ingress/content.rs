@@ -9,13 +9,13 @@ use http::request::Parts;
 use moongate_scheduler as scheduler;
 
 use super::form_data::without_transfer_fields;
-use super::handler::Gateway;
+use super::handler::GatewayContext;
 use super::inference_paths::takes_forms;
 use super::media_type::MediaType;
-use crate::access::Caller;
-use crate::error::{ApiError, Code};
-use crate::fleet::{Fleet, ModelUnavailable};
-use crate::prompt::{Api, Head, without_transfer_members};
+use crate::access::AuthenticatedCaller;
+use crate::error::{ApiError, ApiErrorCode};
+use crate::fleet::{FleetSnapshot, ModelUnavailable};
+use crate::request_body::{InferenceApi, RoutingFields, without_transfer_members};
 
 /// Bytes of text per token, for prompts that are not tokenised here: near the average of English in common
 /// vocabularies. Only ratios between engines matter for load, not the exact count.
@@ -24,34 +24,34 @@ const BYTES_PER_TOKEN: u64 = 4;
 const DEFAULT_OUTPUT_TOKENS: u32 = 512;
 
 /// A body as engines may have it.
-pub(super) struct Content {
+pub(super) struct RequestContent {
     pub(super) body: Bytes,
-    pub(super) described: Described,
+    pub(super) parsed: ParsedContent,
     /// Whether something was taken out.
     pub(super) stripped: bool,
 }
 
 /// What the gateway parses from a request's body.
 #[derive(Default)]
-pub(super) struct Described {
-    pub(super) request: Option<scheduler::Request>,
+pub(super) struct ParsedContent {
+    pub(super) request: Option<scheduler::RequestProfile>,
     pub(super) model: Option<Arc<str>>,
-    pub(super) head: Head<'static>,
+    pub(super) head: RoutingFields<'static>,
 }
 
 /// Parses the body, and removes members that steer KV transfer. Engines may parse a body as JSON whatever its content type, so it is read
 /// as JSON here unless it is a form, on a path that takes forms.
 pub(super) fn read_content(
-    gateway: &Gateway,
-    api: Api,
+    gateway: &GatewayContext,
+    api: InferenceApi,
     parts: &Parts,
     media_type: MediaType,
     body: Bytes,
-) -> Result<Content, ApiError> {
-    let unsupported = |text: String| ApiError::new(Code::UnsupportedMediaType, text);
-    if api == Api::Other {
+) -> Result<RequestContent, ApiError> {
+    let unsupported = |text: String| ApiError::new(ApiErrorCode::UnsupportedMediaType, text);
+    if api == InferenceApi::Other {
         if body.is_empty() {
-            return Ok(Content { body, described: Described::default(), stripped: false });
+            return Ok(RequestContent { body, parsed: ParsedContent::default(), stripped: false });
         }
         if media_type == MediaType::UrlEncoded {
             // A JSON text can be a form as well: an engine would find other fields in it than the gateway.
@@ -67,13 +67,15 @@ pub(super) fn read_content(
             let content_type =
                 parts.headers.get(CONTENT_TYPE).ok_or_else(|| unsupported("no type".to_owned()))?;
             let (body, stripped) = without_transfer_fields(content_type, body)
-                .map_err(|error| ApiError::new(Code::InvalidRequest, error.to_string()))?;
-            return Ok(Content { body, described: Described::default(), stripped });
+                .map_err(|error| ApiError::new(ApiErrorCode::InvalidRequest, error.to_string()))?;
+            return Ok(RequestContent { body, parsed: ParsedContent::default(), stripped });
         }
     }
     let described = match describe_body(gateway, api, parts, &body) {
         Err(error)
-            if api == Api::Other && media_type == MediaType::Other && error.code == Code::InvalidJson =>
+            if api == InferenceApi::Other
+                && media_type == MediaType::Other
+                && error.code == ApiErrorCode::InvalidJson =>
         {
             return Err(unsupported(format!(
                 "the body is not a JSON object and has no supported Content-Type; {} takes application/json",
@@ -83,26 +85,39 @@ pub(super) fn read_content(
         described => described?,
     };
     if !described.head.has_transfer_members {
-        return Ok(Content { body, described, stripped: false });
+        return Ok(RequestContent { body, parsed: described, stripped: false });
     }
     let body = without_transfer_members(body).map_err(|_| {
-        ApiError::new(Code::InvalidJson, "the body cannot be searched for members that steer KV transfer")
+        ApiError::new(
+            ApiErrorCode::InvalidJson,
+            "the body cannot be searched for members that steer KV transfer",
+        )
     })?;
     let described = describe_body(gateway, api, parts, &body)?;
-    Ok(Content { body, described, stripped: true })
+    Ok(RequestContent { body, parsed: described, stripped: true })
 }
 
-fn describe_body(gateway: &Gateway, api: Api, parts: &Parts, body: &[u8]) -> Result<Described, ApiError> {
+fn describe_body(
+    gateway: &GatewayContext,
+    api: InferenceApi,
+    parts: &Parts,
+    body: &[u8],
+) -> Result<ParsedContent, ApiError> {
     let fleet = gateway.dispatcher.fleet.current();
-    let caller = parts.extensions.get::<Caller>();
-    let head = Head::read(api, body)?;
+    let caller = parts.extensions.get::<AuthenticatedCaller>();
+    let head = RoutingFields::read(api, body)?;
     let named = find_model(&fleet, api, head.model.as_deref())?;
-    let request = named.map(|model| gateway.standing.apply(&parts.headers, caller, describe(model, &head)));
+    let request =
+        named.map(|model| gateway.priority_headers.apply(&parts.headers, caller, describe(model, &head)));
     let model = named.and_then(|model| fleet.model_name(model).cloned());
-    Ok(Described { request, model, head: head.without_model() })
+    Ok(ParsedContent { request, model, head: head.without_model() })
 }
 
-fn find_model(fleet: &Fleet, api: Api, name: Option<&str>) -> Result<Option<scheduler::ModelIx>, ApiError> {
+fn find_model(
+    fleet: &FleetSnapshot,
+    api: InferenceApi,
+    name: Option<&str>,
+) -> Result<Option<scheduler::ModelIndex>, ApiError> {
     match name {
         Some(name) => match fleet.model(name) {
             Ok(model) => Ok(Some(model)),
@@ -110,24 +125,24 @@ fn find_model(fleet: &Fleet, api: Api, name: Option<&str>) -> Result<Option<sche
         },
         None => match fleet.only_model() {
             Some(model) => Ok(Some(model)),
-            None if fleet.model_names().is_empty() => Err(no_engine("no engine is ready yet; retry soon")),
-            None if api == Api::Other => Ok(None),
+            None if fleet.served_models().is_empty() => Err(no_engine("no engine is ready yet; retry soon")),
+            None if api == InferenceApi::Other => Ok(None),
             None => {
                 let text = format!("`model` is missing, and there is more than one; {}", served(fleet));
-                Err(ApiError::new(Code::InvalidRequest, text).param("model"))
+                Err(ApiError::new(ApiErrorCode::InvalidRequest, text).param("model"))
             }
         },
     }
 }
 
 /// Why a request for a model cannot be served. Only a model that no listed engine has ever served is not found.
-pub(super) fn model_error(fleet: &Fleet, name: &str, why: ModelUnavailable) -> ApiError {
-    let silent = fleet.waiting.len();
+pub(super) fn model_error(fleet: &FleetSnapshot, name: &str, why: ModelUnavailable) -> ApiError {
+    let silent = fleet.unusable.len();
     match why {
         ModelUnavailable::Outage => no_engine(format!(
             "no engine that serves {name:?} can be used now; GET /ready gives each engine's reason"
         )),
-        ModelUnavailable::Undetermined if fleet.model_names().is_empty() => {
+        ModelUnavailable::Undetermined if fleet.served_models().is_empty() => {
             no_engine("no engine is ready yet; retry soon")
         }
         ModelUnavailable::Undetermined => no_engine(format!(
@@ -135,21 +150,21 @@ pub(super) fn model_error(fleet: &Fleet, name: &str, why: ModelUnavailable) -> A
              serve (GET /ready gives the reasons); {}",
             served(fleet)
         )),
-        ModelUnavailable::Unknown => {
+        ModelUnavailable::NotFound => {
             let text = format!("`model` is {name:?}, which no engine serves; {}", served(fleet));
-            ApiError::new(Code::ModelNotFound, text).param("model")
+            ApiError::new(ApiErrorCode::ModelNotFound, text).param("model")
         }
     }
 }
 
 fn no_engine(text: impl Into<String>) -> ApiError {
-    let mut error = ApiError::new(Code::NoEngineAvailable, text);
+    let mut error = ApiError::new(ApiErrorCode::NoEngineAvailable, text);
     error.retry_after = Some(Duration::from_secs(1));
     error
 }
 
-fn served(fleet: &Fleet) -> String {
-    let names: Vec<&str> = fleet.model_names().iter().map(AsRef::as_ref).collect();
+fn served(fleet: &FleetSnapshot) -> String {
+    let names: Vec<&str> = fleet.served_models().iter().map(AsRef::as_ref).collect();
     if names.is_empty() {
         "no engine is ready yet".to_owned()
     } else {
@@ -157,9 +172,9 @@ fn served(fleet: &Fleet) -> String {
     }
 }
 
-fn describe(model: scheduler::ModelIx, head: &Head<'_>) -> scheduler::Request {
+fn describe(model: scheduler::ModelIndex, head: &RoutingFields<'_>) -> scheduler::RequestProfile {
     let tokens = head.prompt_ids + head.prompt_bytes / BYTES_PER_TOKEN;
-    scheduler::Request {
+    scheduler::RequestProfile {
         model,
         input_tokens: u32::try_from(tokens.max(1)).unwrap_or(u32::MAX),
         output_tokens: head.max_output_tokens.unwrap_or(DEFAULT_OUTPUT_TOKENS),

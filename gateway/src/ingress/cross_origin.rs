@@ -14,8 +14,8 @@ use http::header::{
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode};
 
-use super::handler::Gateway;
-use crate::error::{ApiError, Code};
+use super::handler::GatewayContext;
+use crate::error::{ApiError, ApiErrorCode};
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
@@ -53,8 +53,8 @@ impl CorsOrigin {
 }
 
 /// The clients' listener, if the settings name origins: answers preflights of origins that are allowed, and lets their pages read answers.
-pub(super) async fn allow(
-    State(gateway): State<Arc<Gateway>>,
+pub(super) async fn apply_cors(
+    State(gateway): State<Arc<GatewayContext>>,
     request: Request,
     next: Next,
 ) -> Response<Body> {
@@ -91,21 +91,21 @@ fn preflight(asked: &HeaderMap) -> Response<Body> {
 
 /// The admin listener: a page of another site can make a browser on this machine send a simple request. Nothing but reading is done for
 /// it.
-pub(super) async fn refuse_foreign(
-    State(gateway): State<Arc<Gateway>>,
+pub(super) async fn reject_cross_origin(
+    State(gateway): State<Arc<GatewayContext>>,
     request: Request,
     next: Next,
 ) -> Response<Body> {
     let only_reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
-    if !only_reads && is_foreign(request.headers()) {
-        gateway.metrics.refusals.refused("foreign_origin");
+    if !only_reads && is_cross_origin(request.headers()) {
+        gateway.metrics.refusals.record_rejected("foreign_origin");
         let text = "a page of another origin has sent this request; the admin listener takes it from its own pages and from programs";
-        return ApiError::new(Code::InsufficientPermissions, text).response();
+        return ApiError::new(ApiErrorCode::InsufficientPermissions, text).response();
     }
     next.run(request).await
 }
 
-fn is_foreign(headers: &HeaderMap) -> bool {
+fn is_cross_origin(headers: &HeaderMap) -> bool {
     let site = headers.get(SEC_FETCH_SITE).map(HeaderValue::as_bytes);
     if site.is_some_and(|site| !matches!(site, b"same-origin" | b"none")) {
         return true;
@@ -143,12 +143,12 @@ mod tests {
     }
 
     #[test]
-    fn foreign_pages_are_told_from_programs_and_own_pages() {
+    fn cross_origin_pages_are_distinguished() {
         let foreign = |pairs: &[(&'static str, &'static str)]| {
             let pairs = pairs
                 .iter()
                 .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
-            is_foreign(&pairs.collect())
+            is_cross_origin(&pairs.collect())
         };
         assert!(!foreign(&[("host", "a:9000")]));
         assert!(!foreign(&[

@@ -8,14 +8,14 @@ use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderValue, Response};
 use moongate_discovery::InstanceId;
 
-use super::handler::Gateway;
+use super::handler::GatewayContext;
 use super::headers::{REQUEST_ID, request_id, to_client};
 use super::media_type::check_encoding;
-use crate::error::{ApiError, Code};
+use crate::error::{ApiError, ApiErrorCode};
 
 /// Sends the request to the engine that it names, and passes its answer on.
 pub(super) async fn forward(
-    State(gateway): State<Arc<Gateway>>,
+    State(gateway): State<Arc<GatewayContext>>,
     Path((id, _)): Path<(String, String)>,
     request: Request,
 ) -> Response<Body> {
@@ -27,7 +27,7 @@ pub(super) async fn forward(
 }
 
 async fn exchange(
-    gateway: &Gateway,
+    gateway: &GatewayContext,
     id: &str,
     request: Request,
     request_id: &HeaderValue,
@@ -35,7 +35,7 @@ async fn exchange(
     let topology = gateway.dispatcher.topology.current();
     let engine = topology.get(&InstanceId::from(id)).ok_or_else(|| {
         ApiError::new(
-            Code::NotFound,
+            ApiErrorCode::NotFound,
             format!("no engine {id:?}; GET /workers lists them (write / in an id as %2F)"),
         )
     })?;
@@ -59,7 +59,7 @@ async fn exchange(
         outgoing = outgoing.header(AUTHORIZATION, key);
     }
     let answer = outgoing.send().await.map_err(|error| {
-        let code = if error.is_timeout() { Code::EngineTimeout } else { Code::WorkerFailed };
+        let code = if error.is_timeout() { ApiErrorCode::EngineTimeout } else { ApiErrorCode::WorkerFailed };
         ApiError::new(code, format!("engine {}: {}", engine.id, error.without_url()))
     })?;
     let mut response = Response::new(Body::empty());

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use crate::error::retry_after;
 
 /// Longest message that is passed on.
-const LONGEST_MESSAGE: usize = 2000;
+const MAX_MESSAGE_LEN: usize = 2000;
 /// Where engines begin to quote what they were sent (with the members that the gateway added) or their own source files.
-const INTERNALS: [&str; 3] = ["'input':", "\n\n  File ", "Traceback (most recent call last)"];
+const INTERNAL_MARKERS: [&str; 3] = ["'input':", "\n\n  File ", "Traceback (most recent call last)"];
 
 /// The response for an engine's 4xx answer. `{"error": {…}}` stays as it is; SGLang's flat form and plain text are wrapped. Messages lose what
 /// only concerns the inside of the fleet.
@@ -28,8 +28,8 @@ pub(super) fn engine_error(status: StatusCode, body: &Bytes, after: Option<Durat
         _ => json!({"message": String::from_utf8_lossy(body)}),
     };
     let message = match (&error["message"], &error["detail"]) {
-        (Value::String(text), _) | (_, Value::String(text)) => clean(text),
-        (_, detail) if !detail.is_null() => clean(&detail.to_string()),
+        (Value::String(text), _) | (_, Value::String(text)) => redact(text),
+        (_, detail) if !detail.is_null() => redact(&detail.to_string()),
         _ => format!("the engine answered {status}"),
     };
     let or = |key: &str, default: &str| match &error[key] {
@@ -51,9 +51,9 @@ pub(super) fn engine_error(status: StatusCode, body: &Bytes, after: Option<Durat
     response
 }
 
-fn clean(message: &str) -> String {
-    let end = INTERNALS.iter().filter_map(|mark| message.find(mark)).min().unwrap_or(message.len());
-    let mut end = end.min(LONGEST_MESSAGE);
+fn redact(message: &str) -> String {
+    let end = INTERNAL_MARKERS.iter().filter_map(|mark| message.find(mark)).min().unwrap_or(message.len());
+    let mut end = end.min(MAX_MESSAGE_LEN);
     while !message.is_char_boundary(end) {
         end -= 1;
     }

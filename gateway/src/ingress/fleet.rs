@@ -9,49 +9,51 @@ use axum::extract::State;
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Response};
-use moongate_discovery::{Engine, Instance, Place, Readiness, Workload};
-use moongate_scheduler::{Load, PolicyName};
+use moongate_discovery::{
+    EngineInstance, EngineKind, InstanceReadiness, KubernetesWorkload, PhysicalLocation,
+};
+use moongate_scheduler::{InstanceLoad, PolicyName};
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::handler::Gateway;
-use crate::feedback::Totals;
-use crate::fleet::{Fleet, PromptCounts, domain_name};
-use crate::predict::StoreSeen;
+use super::handler::GatewayContext;
+use crate::feedback::RequestTotals;
+use crate::fleet::{FleetSnapshot, PromptCountSnapshot, domain_name};
+use crate::predict::StoreViewStatus;
 
 /// Grows when a member is removed or means something else. New members are added without.
-const FORM: u32 = 1;
+const SCHEMA_VERSION: u32 = 1;
 /// Reason of a suspect engine.
 const SUSPECT: &str = "suspect: it accepts requests but produces no output";
 /// However many look, it is made anew no more often than this.
-const MADE_EVERY: Duration = Duration::from_millis(500);
+const CACHE_TTL: Duration = Duration::from_millis(500);
 
 /// What the answer needs besides the gateway's other parts.
 #[derive(Debug)]
-pub(crate) struct FleetState {
+pub(crate) struct FleetStatusCache {
     policy: PolicyName,
     started: Instant,
     /// The last answer, and when it was made. Whoever asks meanwhile waits for the one who makes the next.
-    made: Mutex<Option<(Instant, Bytes)>>,
+    cached: Mutex<Option<(Instant, Bytes)>>,
 }
 
 #[derive(Serialize)]
-struct Answer<'a> {
+struct FleetStatusResponse<'a> {
     form: u32,
     /// Seconds since 1970.
     now: f64,
-    gateway: GatewayState,
-    totals: Totals,
-    index: IndexState,
+    gateway: GatewayStatus,
+    totals: RequestTotals,
+    index: IndexStatus,
     models: Vec<&'a str>,
     /// `null` if the gateway was told of no store.
-    store: Option<StoreSeen>,
-    instances: Vec<InstanceState<'a>>,
+    store: Option<StoreViewStatus>,
+    instances: Vec<FleetInstanceStatus<'a>>,
 }
 
 #[derive(Serialize)]
-struct GatewayState {
+struct GatewayStatus {
     release: &'static str,
     policy: &'static str,
     uptime_s: f64,
@@ -63,19 +65,19 @@ struct GatewayState {
 }
 
 #[derive(Serialize)]
-struct IndexState {
+struct IndexStatus {
     pages: usize,
     bytes: usize,
 }
 
 #[derive(Serialize)]
-struct InstanceState<'a> {
+struct FleetInstanceStatus<'a> {
     id: &'a str,
     url: &'a str,
     role: String,
     source: String,
-    place: &'a Place,
-    workload: &'a Workload,
+    place: &'a PhysicalLocation,
+    workload: &'a KubernetesWorkload,
     /// `serving`, `not_ready` (with a reason), `unhealthy` (health checks fail) or `paused` (its breaker is open, or with a
     /// reason, it is suspect).
     state: &'static str,
@@ -89,22 +91,22 @@ struct InstanceState<'a> {
     uses_store: bool,
     /// Requests of this gateway on the engine.
     in_flight: u32,
-    prompts: Option<PromptCounts>,
-    load: Option<LoadState>,
+    prompts: Option<PromptCountSnapshot>,
+    load: Option<InstanceLoadStatus>,
 }
 
 #[derive(Serialize)]
-struct LoadState {
+struct InstanceLoadStatus {
     waiting_prompts: u32,
     waiting_tokens: u64,
     wait_s: f64,
     decode_tokens: u64,
     /// What the engine itself has told last, with the traffic of other gateways.
-    reported: Option<ReportedState>,
+    reported: Option<ReportedLoadStatus>,
 }
 
 #[derive(Serialize)]
-struct ReportedState {
+struct ReportedLoadStatus {
     running: u32,
     waiting: u32,
     used_tokens: u64,
@@ -113,34 +115,34 @@ struct ReportedState {
 }
 
 /// Answers `/debug/fleet`.
-pub(super) async fn fleet(State(gateway): State<Arc<Gateway>>) -> Response<Body> {
-    let mut response = Response::new(Body::from(gateway.fleet_state.answer(&gateway)));
+pub(super) async fn fleet(State(gateway): State<Arc<GatewayContext>>) -> Response<Body> {
+    let mut response = Response::new(Body::from(gateway.fleet_status.response(&gateway)));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 
-impl FleetState {
+impl FleetStatusCache {
     pub(crate) fn new(policy: PolicyName) -> Self {
-        Self { policy, started: Instant::now(), made: Mutex::default() }
+        Self { policy, started: Instant::now(), cached: Mutex::default() }
     }
 
-    /// The answer, at most [`MADE_EVERY`] old.
-    fn answer(&self, gateway: &Gateway) -> Bytes {
-        let mut made = self.made.lock();
+    /// The answer, at most [`CACHE_TTL`] old.
+    fn response(&self, gateway: &GatewayContext) -> Bytes {
+        let mut made = self.cached.lock();
         if let Some((at, answer)) = &*made
-            && at.elapsed() < MADE_EVERY
+            && at.elapsed() < CACHE_TTL
         {
             return answer.clone();
         }
-        let answer = Bytes::from(self.make(gateway));
+        let answer = Bytes::from(self.render(gateway));
         *made = Some((Instant::now(), answer.clone()));
         answer
     }
 
-    fn make(&self, gateway: &Gateway) -> String {
-        let desk = &gateway.dispatcher.desk;
+    fn render(&self, gateway: &GatewayContext) -> String {
+        let desk = &gateway.dispatcher.admission;
         let topology = gateway.dispatcher.topology.current();
         let (fleet, loads) = desk.loads();
         let with_load = fleet.members.iter().zip(&loads).enumerate();
@@ -149,24 +151,24 @@ impl FleetState {
         let instances = topology
             .instances
             .iter()
-            .map(|instance| InstanceState::of(instance, &fleet, by_id.get(&instance.id).copied()));
+            .map(|instance| FleetInstanceStatus::of(instance, &fleet, by_id.get(&instance.id).copied()));
         let size = gateway.index.size();
-        let answer = Answer {
-            form: FORM,
+        let answer = FleetStatusResponse {
+            form: SCHEMA_VERSION,
             now: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
-            gateway: GatewayState {
+            gateway: GatewayStatus {
                 release: env!("CARGO_PKG_VERSION"),
                 policy: self.policy.as_str(),
                 uptime_s: self.started.elapsed().as_secs_f64(),
                 ready: fleet.can_serve(),
                 draining: gateway.draining.is_cancelled(),
                 generation: topology.generation,
-                held: desk.held(),
+                held: desk.queued(),
             },
             totals: gateway.metrics.totals(),
-            index: IndexState { pages: size.pages, bytes: size.bytes },
-            models: fleet.model_names().iter().map(AsRef::as_ref).collect(),
-            store: gateway.predictor.store_seen(),
+            index: IndexStatus { pages: size.blocks, bytes: size.bytes },
+            models: fleet.served_models().iter().map(AsRef::as_ref).collect(),
+            store: gateway.predictor.store_status(),
             instances: instances.collect(),
         };
         serde_json::to_string(&answer).unwrap_or_else(|error| {
@@ -177,15 +179,19 @@ impl FleetState {
     }
 }
 
-impl<'a> InstanceState<'a> {
+impl<'a> FleetInstanceStatus<'a> {
     /// `member`: its position in the fleet and its load, if it may be sent requests.
-    fn of(instance: &'a Instance, fleet: &Fleet, member: Option<(usize, &Load)>) -> Self {
+    fn of(
+        instance: &'a EngineInstance,
+        fleet: &FleetSnapshot,
+        member: Option<(usize, &InstanceLoad)>,
+    ) -> Self {
         let endpoint = fleet.endpoint(&instance.id);
         let facts = instance.facts.as_ref();
         let (state, reason) = match &instance.readiness {
-            Readiness::NotReady { reason } => ("not_ready", Some(reason.as_str())),
-            Readiness::Ready if member.is_none() => ("not_ready", Some("seen only just now")),
-            Readiness::Ready => match endpoint {
+            InstanceReadiness::NotReady { reason } => ("not_ready", Some(reason.as_str())),
+            InstanceReadiness::Ready if member.is_none() => ("not_ready", Some("seen only just now")),
+            InstanceReadiness::Ready => match endpoint {
                 Some(endpoint) if !endpoint.is_healthy() => ("unhealthy", None),
                 Some(endpoint) if endpoint.breaker.is_open() => ("paused", None),
                 Some(endpoint) if endpoint.silence.is_suspect() => ("paused", Some(SUSPECT)),
@@ -198,33 +204,33 @@ impl<'a> InstanceState<'a> {
             url: &instance.url,
             role: instance.role.to_string(),
             source: instance.source.to_string(),
-            place: &instance.place,
+            place: &instance.location,
             workload: &instance.workload,
             state,
             reason,
             engine: facts.map(|facts| match facts.engine {
-                Engine::Sglang => "sglang",
-                Engine::Vllm => "vllm",
+                EngineKind::Sglang => "sglang",
+                EngineKind::Vllm => "vllm",
             }),
             version: facts.map(|facts| facts.version.as_str()),
             models: facts.map_or(&[], |facts| &facts.models),
             handover: in_cluster.map(|instance| domain_name(instance.domain)),
             uses_store: facts.is_some_and(|facts| facts.store.is_some()),
             in_flight: endpoint.map_or(0, |endpoint| endpoint.in_flight.count()),
-            prompts: endpoint.map(|endpoint| endpoint.prompts.counts()),
-            load: member.map(|(_, load)| LoadState::of(load)),
+            prompts: endpoint.map(|endpoint| endpoint.prompt_counters.snapshot()),
+            load: member.map(|(_, load)| InstanceLoadStatus::of(load)),
         }
     }
 }
 
-impl LoadState {
-    fn of(load: &Load) -> Self {
+impl InstanceLoadStatus {
+    fn of(load: &InstanceLoad) -> Self {
         Self {
             waiting_prompts: load.pending_prefills,
             waiting_tokens: load.prefill_backlog_tokens(),
             wait_s: load.prefill_wait,
             decode_tokens: load.decode_tokens(),
-            reported: load.reported.map(|reported| ReportedState {
+            reported: load.reported.map(|reported| ReportedLoadStatus {
                 running: reported.running,
                 waiting: reported.waiting,
                 used_tokens: reported.used_tokens,

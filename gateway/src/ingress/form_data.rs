@@ -10,10 +10,10 @@ use bytes::{Bytes, BytesMut};
 use http::HeaderValue;
 use memchr::memmem;
 
-use crate::prompt::{Unsearchable, is_transfer_member, without_transfer_members};
+use crate::request_body::{MemberSearchError, is_transfer_member, without_transfer_members};
 
 /// RFC 2046's limit.
-const LONGEST_BOUNDARY: usize = 70;
+const MAX_BOUNDARY_LEN: usize = 70;
 /// Fields of one form.
 const MAX_FIELDS: usize = 1024;
 /// Headers of one field.
@@ -21,7 +21,7 @@ const MAX_FIELD_HEADERS: usize = 8;
 
 /// Why a form is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) enum FormError {
+pub(super) enum FormDataError {
     #[error("the content type has no boundary, or one that RFC 2046 does not allow")]
     Boundary,
     #[error("the form does not begin with its boundary and end with it; send it as RFC 7578 has it")]
@@ -40,13 +40,13 @@ pub(super) enum FormError {
 pub(super) fn without_transfer_fields(
     content_type: &HeaderValue,
     body: Bytes,
-) -> Result<(Bytes, bool), FormError> {
-    let boundary = content_type.to_str().ok().and_then(boundary).ok_or(FormError::Boundary)?;
+) -> Result<(Bytes, bool), FormDataError> {
+    let boundary = content_type.to_str().ok().and_then(boundary).ok_or(FormDataError::Boundary)?;
     let fields = split(&body, boundary)?;
     let mut kept = Vec::with_capacity(fields.len());
     let mut changed = false;
     for field in fields {
-        let after = cleaned(&field)?;
+        let after = strip_field(&field)?;
         changed |= after.as_ref() != Some(&field);
         kept.extend(after);
     }
@@ -75,16 +75,16 @@ fn boundary(content_type: &str) -> Option<&str> {
     let value = found?;
     let value = value.strip_prefix('"').map_or(Some(value), |value| value.strip_suffix('"'))?;
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"'()+_,-./:=?".contains(&byte);
-    ((1..=LONGEST_BOUNDARY).contains(&value.len()) && value.bytes().all(allowed)).then_some(value)
+    ((1..=MAX_BOUNDARY_LEN).contains(&value.len()) && value.bytes().all(allowed)).then_some(value)
 }
 
 /// The fields with their headers.
-fn split(body: &Bytes, boundary: &str) -> Result<Vec<Bytes>, FormError> {
+fn split(body: &Bytes, boundary: &str) -> Result<Vec<Bytes>, FormDataError> {
     let opening = format!("--{boundary}");
     let delimiter = format!("\r\n--{boundary}");
     let mut at = opening.len();
     if !body.starts_with(opening.as_bytes()) {
-        return Err(FormError::Framing);
+        return Err(FormDataError::Framing);
     }
     let finder = memmem::Finder::new(delimiter.as_bytes());
     let mut fields = Vec::new();
@@ -94,23 +94,23 @@ fn split(body: &Bytes, boundary: &str) -> Result<Vec<Bytes>, FormError> {
             return Ok(fields);
         }
         if !rest.starts_with(b"\r\n") {
-            return Err(FormError::Framing);
+            return Err(FormDataError::Framing);
         }
         if fields.len() == MAX_FIELDS {
-            return Err(FormError::TooManyFields);
+            return Err(FormDataError::TooManyFields);
         }
         at += 2;
-        let end = at + finder.find(&body[at..]).ok_or(FormError::Framing)?;
+        let end = at + finder.find(&body[at..]).ok_or(FormDataError::Framing)?;
         fields.push(body.slice(at..end));
         at = end + delimiter.len();
     }
 }
 
 /// The field as engines may have it; `None` if they may not.
-fn cleaned(field: &Bytes) -> Result<Option<Bytes>, FormError> {
-    let end = memmem::find(field, b"\r\n\r\n").ok_or(FormError::FieldHeaders)?;
-    let head = std::str::from_utf8(&field[..end]).map_err(|_| FormError::FieldHeaders)?;
-    let (name, is_file) = disposition(head).ok_or(FormError::FieldHeaders)?;
+fn strip_field(field: &Bytes) -> Result<Option<Bytes>, FormDataError> {
+    let end = memmem::find(field, b"\r\n\r\n").ok_or(FormDataError::FieldHeaders)?;
+    let head = std::str::from_utf8(&field[..end]).map_err(|_| FormDataError::FieldHeaders)?;
+    let (name, is_file) = disposition(head).ok_or(FormDataError::FieldHeaders)?;
     // Some frameworks make one field of `a[b]` and `a.b`.
     if name.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').any(is_transfer_member) {
         return Ok(None);
@@ -122,9 +122,9 @@ fn cleaned(field: &Bytes) -> Result<Option<Bytes>, FormError> {
     match without_transfer_members(value.clone()) {
         Ok(cleaned) if cleaned == value => Ok(Some(field.clone())),
         Ok(cleaned) => Ok(Some(Bytes::from([&field[..end + 4], &cleaned].concat()))),
-        Err(Unsearchable::TooDeep) => Err(FormError::TooDeep),
+        Err(MemberSearchError::TooDeep) => Err(FormDataError::TooDeep),
         // A prompt may begin with a brace. No engine reads parameters from what is not JSON.
-        Err(Unsearchable::NotJson) => Ok(Some(field.clone())),
+        Err(MemberSearchError::NotJson) => Ok(Some(field.clone())),
     }
 }
 
@@ -232,14 +232,18 @@ mod tests {
         ] {
             assert_eq!(
                 without_transfer_fields(&TYPE, form(&[field])),
-                Err(FormError::FieldHeaders),
+                Err(FormDataError::FieldHeaders),
                 "{what}"
             );
         }
         for body in
             ["", "--b0", "--b1--\r\n", "x\r\n--b0--\r\n", "--b0--\r\nx", "--b0\r\na", "--b0x\r\n--b0--"]
         {
-            assert_eq!(without_transfer_fields(&TYPE, Bytes::from(body)), Err(FormError::Framing), "{body}");
+            assert_eq!(
+                without_transfer_fields(&TYPE, Bytes::from(body)),
+                Err(FormDataError::Framing),
+                "{body}"
+            );
         }
         for content_type in [
             "multipart/form-data",
@@ -250,13 +254,13 @@ mod tests {
             let content_type = HeaderValue::from_static(content_type);
             assert_eq!(
                 without_transfer_fields(&content_type, form(&[])),
-                Err(FormError::Boundary),
+                Err(FormDataError::Boundary),
                 "{content_type:?}"
             );
         }
         assert_eq!(
             without_transfer_fields(&TYPE, form(&vec!["X: 1\r\n\r\n"; 2000])),
-            Err(FormError::TooManyFields)
+            Err(FormDataError::TooManyFields)
         );
     }
 }

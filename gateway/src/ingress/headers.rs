@@ -14,7 +14,7 @@ pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 
 /// Longest client request id that is taken over.
-const LONGEST_REQUEST_ID: usize = 128;
+const MAX_REQUEST_ID_LEN: usize = 128;
 
 /// Headers that belong to one connection, not to the message (RFC 9110, section 7.6.1).
 fn is_hop_by_hop(name: &HeaderName) -> bool {
@@ -75,7 +75,7 @@ pub(crate) fn to_engine(headers: &HeaderMap) -> (HeaderMap, bool) {
     (out, stripped)
 }
 
-/// Header names that `Connection` declares to be of this hop only.
+/// Header names that `EngineConnection` declares to be of this hop only.
 fn connection_tokens(headers: &HeaderMap) -> Vec<String> {
     let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|text| text.split(',')).map(|token| token.trim().to_ascii_lowercase()).collect()
@@ -103,7 +103,7 @@ pub(crate) fn to_client(headers: &mut HeaderMap) {
 
 /// The client's request id if it can be shown back, otherwise a new one.
 pub(crate) fn request_id(headers: &HeaderMap) -> HeaderValue {
-    let given = headers.get(REQUEST_ID).filter(|id| !id.is_empty() && id.len() <= LONGEST_REQUEST_ID);
+    let given = headers.get(REQUEST_ID).filter(|id| !id.is_empty() && id.len() <= MAX_REQUEST_ID_LEN);
     given.cloned().unwrap_or_else(|| {
         HeaderValue::try_from(random_uuid()).unwrap_or_else(|_| HeaderValue::from_static("0"))
     })

@@ -2,58 +2,58 @@
 
 use std::str::FromStr;
 
-use super::target::canonical_path;
+use super::request_target::canonical_path;
 
 /// Methods of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Methods {
+pub(super) enum AllowedMethods {
     Post,
     Get,
     GetAndDelete,
 }
 
 /// Inference paths of vLLM 0.32 and SGLang 0.5.23 that go to one engine as they are. `{id}` is one segment.
-pub(super) const INFERENCE_PATHS: [(&str, Methods); 33] = [
-    ("/classify", Methods::Post),
-    ("/cohere/v2/chat", Methods::Post),
-    ("/detokenize", Methods::Post),
-    ("/encode", Methods::Post),
-    ("/generative_scoring", Methods::Post),
-    ("/parse_function_call", Methods::Post),
-    ("/pooling", Methods::Post),
-    ("/rerank", Methods::Post),
-    ("/score", Methods::Post),
-    ("/separate_reasoning", Methods::Post),
-    ("/tokenize", Methods::Post),
-    ("/v1/audio/speech", Methods::Post),
-    ("/v1/audio/transcriptions", Methods::Post),
-    ("/v1/audio/translations", Methods::Post),
-    ("/v1/chat/completions/batch", Methods::Post),
-    ("/v1/classify", Methods::Post),
-    ("/v1/decisions", Methods::Post),
-    ("/v1/detokenize", Methods::Post),
-    ("/v1/embeddings", Methods::Post),
-    ("/v1/images/generations", Methods::Post),
-    ("/v1/messages", Methods::Post),
-    ("/v1/messages/count_tokens", Methods::Post),
-    ("/v1/moderations", Methods::Post),
-    ("/v1/rerank", Methods::Post),
-    ("/v1/responses", Methods::Post),
-    ("/v1/responses/{id}", Methods::GetAndDelete),
-    ("/v1/responses/{id}/cancel", Methods::Post),
-    ("/v1/responses/{id}/input_items", Methods::Get),
-    ("/v1/score", Methods::Post),
-    ("/v1/systemone", Methods::Post),
-    ("/v1/tokenize", Methods::Post),
-    ("/v2/embed", Methods::Post),
-    ("/v2/rerank", Methods::Post),
+pub(super) const INFERENCE_PATHS: [(&str, AllowedMethods); 33] = [
+    ("/classify", AllowedMethods::Post),
+    ("/cohere/v2/chat", AllowedMethods::Post),
+    ("/detokenize", AllowedMethods::Post),
+    ("/encode", AllowedMethods::Post),
+    ("/generative_scoring", AllowedMethods::Post),
+    ("/parse_function_call", AllowedMethods::Post),
+    ("/pooling", AllowedMethods::Post),
+    ("/rerank", AllowedMethods::Post),
+    ("/score", AllowedMethods::Post),
+    ("/separate_reasoning", AllowedMethods::Post),
+    ("/tokenize", AllowedMethods::Post),
+    ("/v1/audio/speech", AllowedMethods::Post),
+    ("/v1/audio/transcriptions", AllowedMethods::Post),
+    ("/v1/audio/translations", AllowedMethods::Post),
+    ("/v1/chat/completions/batch", AllowedMethods::Post),
+    ("/v1/classify", AllowedMethods::Post),
+    ("/v1/decisions", AllowedMethods::Post),
+    ("/v1/detokenize", AllowedMethods::Post),
+    ("/v1/embeddings", AllowedMethods::Post),
+    ("/v1/images/generations", AllowedMethods::Post),
+    ("/v1/messages", AllowedMethods::Post),
+    ("/v1/messages/count_tokens", AllowedMethods::Post),
+    ("/v1/moderations", AllowedMethods::Post),
+    ("/v1/rerank", AllowedMethods::Post),
+    ("/v1/responses", AllowedMethods::Post),
+    ("/v1/responses/{id}", AllowedMethods::GetAndDelete),
+    ("/v1/responses/{id}/cancel", AllowedMethods::Post),
+    ("/v1/responses/{id}/input_items", AllowedMethods::Get),
+    ("/v1/score", AllowedMethods::Post),
+    ("/v1/systemone", AllowedMethods::Post),
+    ("/v1/tokenize", AllowedMethods::Post),
+    ("/v2/embed", AllowedMethods::Post),
+    ("/v2/rerank", AllowedMethods::Post),
 ];
 
 /// Those of them that take a form with a file in it beside JSON.
 const FORM_PATHS: [&str; 2] = ["/v1/audio/transcriptions", "/v1/audio/translations"];
 
 /// Segments of paths by which engines are administered, or parts of them, as both engines have them.
-const ADMINISTRATIVE: [&str; 34] = [
+const ADMINISTRATIVE_PATHS: [&str; 34] = [
     "abort_request",
     "adapter",
     "add_external_corpus",
@@ -95,7 +95,7 @@ const ADMINISTRATIVE: [&str; 34] = [
 pub struct InferencePath {
     /// Without the `/*`.
     path: String,
-    below: bool,
+    is_prefix: bool,
 }
 
 impl FromStr for InferencePath {
@@ -115,7 +115,7 @@ impl FromStr for InferencePath {
                 "{text} administers engines, which clients never may; use /engines/ENGINE{path} on the admin listener"
             ));
         }
-        Ok(Self { path: path.to_owned(), below })
+        Ok(Self { path: path.to_owned(), is_prefix: below })
     }
 }
 
@@ -123,8 +123,8 @@ impl InferencePath {
     /// Whether it lets `path` through, which is in canonical form.
     pub(super) fn matches(&self, path: &str) -> bool {
         match path.strip_prefix(self.path.as_str()) {
-            Some("") => !self.below,
-            Some(rest) => self.below && rest.starts_with('/') && !is_administrative(path),
+            Some("") => !self.is_prefix,
+            Some(rest) => self.is_prefix && rest.starts_with('/') && !is_administrative(path),
             None => false,
         }
     }
@@ -138,7 +138,7 @@ pub(super) fn takes_forms(path: &str) -> bool {
 /// Whether clients never reach it, whatever the settings say.
 fn is_administrative(path: &str) -> bool {
     let path = path.to_ascii_lowercase();
-    ADMINISTRATIVE.iter().any(|part| path.contains(part))
+    ADMINISTRATIVE_PATHS.iter().any(|part| path.contains(part))
 }
 
 #[cfg(test)]

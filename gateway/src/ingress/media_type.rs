@@ -3,7 +3,7 @@
 use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 
-use crate::error::{ApiError, Code};
+use crate::error::{ApiError, ApiErrorCode};
 
 /// How a body is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,13 +22,13 @@ impl MediaType {
     /// Reads it from the headers.
     ///
     /// # Errors
-    /// More than one `Content-Type`: the engine could go by the other one.
+    /// More than one `RequestContent-Type`: the engine could go by the other one.
     pub(super) fn of(headers: &HeaderMap) -> Result<Self, ApiError> {
         let mut values = headers.get_all(CONTENT_TYPE).iter();
         let (first, second) = (values.next(), values.next());
         if second.is_some() {
             return Err(ApiError::new(
-                Code::InvalidRequest,
+                ApiErrorCode::InvalidRequest,
                 "the request has more than one Content-Type; send one",
             ));
         }
@@ -57,7 +57,7 @@ pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
                 "the body is compressed (Content-Encoding: {}), which is not supported; send it as it is",
                 String::from_utf8_lossy(coding.as_bytes()).escape_debug()
             );
-            Err(ApiError::new(Code::UnsupportedMediaType, text))
+            Err(ApiError::new(ApiErrorCode::UnsupportedMediaType, text))
         }
     }
 }
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn types_are_told_apart() {
+    fn types_are_distinguished() {
         for (text, expected) in [
             ("application/json", MediaType::Json),
             ("Application/JSON ; charset=utf-8", MediaType::Json),
@@ -87,7 +87,7 @@ mod tests {
         let mut two = HeaderMap::new();
         two.append(CONTENT_TYPE, HeaderValue::from_static("multipart/form-data"));
         two.append(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        assert_eq!(MediaType::of(&two).unwrap_err().code, Code::InvalidRequest);
+        assert_eq!(MediaType::of(&two).unwrap_err().code, ApiErrorCode::InvalidRequest);
     }
 
     #[test]

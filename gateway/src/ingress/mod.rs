@@ -1,4 +1,4 @@
-//! From the client's connection to a checked [`crate::dispatch::Ask`], and from an answer to a response.
+//! From the client's connection to a checked [`crate::dispatch::RoutedRequest`], and from an answer to a response.
 
 mod admin;
 mod authenticate;
@@ -17,16 +17,16 @@ mod inference_paths;
 mod media_type;
 mod predict;
 mod request_checks;
+mod request_target;
 mod router;
-mod standing;
-mod target;
+mod tenant_priority;
 mod workers;
 
 pub(crate) use admin::admin_router;
 pub(crate) use body::{BodyLimits, BodyReader};
 pub use cross_origin::CorsOrigin;
-pub(crate) use fleet::FleetState;
-pub(crate) use handler::Gateway;
+pub(crate) use fleet::FleetStatusCache;
+pub(crate) use handler::GatewayContext;
 pub use inference_paths::InferencePath;
 pub(crate) use router::public_router;
-pub(crate) use standing::Standing;
+pub(crate) use tenant_priority::TenantPriorityHeaders;

@@ -6,63 +6,66 @@ use std::time::{Duration, Instant};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use http::{HeaderValue, Response, StatusCode};
-use moongate_scheduler::InstanceIx;
+use moongate_scheduler::InstanceIndex;
 use serde_json::{Map, Value, json};
 
-use super::handler::{Gateway, find, read};
+use super::handler::{GatewayContext, predict_hits, read};
 use super::router;
-use crate::predict::{Predicted, Unknown};
-use crate::prompt::Api;
+use crate::predict::{PredictionError, PromptPrediction};
+use crate::request_body::InferenceApi;
 
 /// The body is that of a chat completion.
-pub(super) async fn chat(gateway: State<Arc<Gateway>>, request: Request) -> Response<Body> {
-    predict(&gateway, Api::Chat, request).await
+pub(super) async fn chat(gateway: State<Arc<GatewayContext>>, request: Request) -> Response<Body> {
+    predict(&gateway, InferenceApi::Chat, request).await
 }
 
 /// The body is that of a completion.
-pub(super) async fn completions(gateway: State<Arc<Gateway>>, request: Request) -> Response<Body> {
-    predict(&gateway, Api::Completions, request).await
+pub(super) async fn completions(gateway: State<Arc<GatewayContext>>, request: Request) -> Response<Body> {
+    predict(&gateway, InferenceApi::Completions, request).await
 }
 
 /// The body is that of SGLang's own `/generate`.
-pub(super) async fn generate(gateway: State<Arc<Gateway>>, request: Request) -> Response<Body> {
-    predict(&gateway, Api::Generate, request).await
+pub(super) async fn generate(gateway: State<Arc<GatewayContext>>, request: Request) -> Response<Body> {
+    predict(&gateway, InferenceApi::Generate, request).await
 }
 
-async fn predict(gateway: &Gateway, api: Api, request: Request) -> Response<Body> {
+async fn predict(gateway: &GatewayContext, api: InferenceApi, request: Request) -> Response<Body> {
     let ask = match read(gateway, api, HeaderValue::from_static(""), request).await {
         Ok(ask) => ask,
         Err(error) => return error.response(),
     };
     let start = Instant::now();
-    let found = find(gateway, &ask).await;
+    let found = predict_hits(gateway, &ask).await;
     let took = start.elapsed();
     let answer = match found {
         Ok(predicted) => describe(gateway, &predicted, took),
-        Err(unknown) => unexplained(&unknown),
+        Err(unknown) => error_json(&unknown),
     };
     router::json(StatusCode::OK, &answer)
 }
 
 /// The body is that of a chat completion.
-pub(super) async fn chat_tokens(gateway: State<Arc<Gateway>>, request: Request) -> Response<Body> {
-    tokens(&gateway, Api::Chat, request).await
+pub(super) async fn chat_tokens(gateway: State<Arc<GatewayContext>>, request: Request) -> Response<Body> {
+    tokens(&gateway, InferenceApi::Chat, request).await
 }
 
 /// The body is that of a completion.
-pub(super) async fn completions_tokens(gateway: State<Arc<Gateway>>, request: Request) -> Response<Body> {
-    tokens(&gateway, Api::Completions, request).await
+pub(super) async fn completions_tokens(
+    gateway: State<Arc<GatewayContext>>,
+    request: Request,
+) -> Response<Body> {
+    tokens(&gateway, InferenceApi::Completions, request).await
 }
 
-async fn tokens(gateway: &Gateway, api: Api, request: Request) -> Response<Body> {
+async fn tokens(gateway: &GatewayContext, api: InferenceApi, request: Request) -> Response<Body> {
     let ask = match read(gateway, api, HeaderValue::from_static(""), request).await {
         Ok(ask) => ask,
         Err(error) => return error.response(),
     };
     let fleet = gateway.dispatcher.fleet.current();
     let tokens = match &ask.request {
-        Some(request) => gateway.predictor.tokens(&fleet, api, request.model, &ask.head, &ask.body).await,
-        None => Err(Unknown::Engines),
+        Some(request) => gateway.predictor.tokens(&fleet, api, request.model, &ask.routing, &ask.body).await,
+        None => Err(PredictionError::InsufficientCacheInfo),
     };
     let answer = match tokens {
         Ok(tokens) => {
@@ -70,30 +73,30 @@ async fn tokens(gateway: &Gateway, api: Api, request: Request) -> Response<Body>
                 tokens.into_iter().map(|(engine, ids)| (engine.to_owned(), ids.into())).collect();
             Value::Object(by_engine)
         }
-        Err(unknown) => unexplained(&unknown),
+        Err(unknown) => error_json(&unknown),
     };
     router::json(StatusCode::OK, &answer)
 }
 
-fn unexplained(unknown: &Unknown) -> Value {
+fn error_json(unknown: &PredictionError) -> Value {
     json!({"reason": unknown.name(), "why": unknown.to_string()})
 }
 
-fn describe(gateway: &Gateway, predicted: &Predicted, took: Duration) -> Value {
+fn describe(gateway: &GatewayContext, predicted: &PromptPrediction, took: Duration) -> Value {
     let fleet = gateway.dispatcher.fleet.current();
     let prediction = predicted.for_fleet(&fleet);
     let engines: Vec<Value> = (0..)
-        .map(InstanceIx)
+        .map(InstanceIndex)
         .zip(&fleet.members)
         .map(|(ix, member)| {
-            let hits = predicted.expected_of(member).hits;
+            let hits = predicted.expected_hits(member).hits;
             json!({
                 "instance": member.endpoint.id.to_string(),
                 "role": member.instance.role.to_string(),
                 "l1_tokens": hits.l1_tokens,
                 "l2_tokens": hits.l2_tokens,
                 "l3_tokens": hits.l3_tokens,
-                "l3_farness": prediction.farness(ix),
+                "l3_farness": prediction.network_distance(ix),
             })
         })
         .collect();

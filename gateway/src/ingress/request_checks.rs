@@ -12,39 +12,39 @@ use http::{HeaderMap, Request, Response, Version};
 use tower::Service;
 
 use super::headers::{REQUEST_ID, request_id};
-use super::target;
-use crate::error::{ApiError, Code};
-use crate::feedback::Metrics;
+use super::request_target;
+use crate::error::{ApiError, ApiErrorCode};
+use crate::feedback::GatewayMetrics;
 
 /// A router behind these checks.
 #[derive(Debug, Clone)]
 pub(crate) struct RequestChecks<S> {
     inner: S,
     canonical_paths: bool,
-    metrics: Arc<Metrics>,
+    metrics: Arc<GatewayMetrics>,
 }
 
 impl<S> RequestChecks<S> {
     /// Requests are routed by their path's canonical form, which is also what engines get.
-    pub(super) fn with_canonical_paths(inner: S, metrics: Arc<Metrics>) -> Self {
+    pub(super) fn with_canonical_paths(inner: S, metrics: Arc<GatewayMetrics>) -> Self {
         Self { inner, canonical_paths: true, metrics }
     }
 
     /// Requests are routed by their path as it came.
-    pub(super) fn new(inner: S, metrics: Arc<Metrics>) -> Self {
+    pub(super) fn new(inner: S, metrics: Arc<GatewayMetrics>) -> Self {
         Self { inner, canonical_paths: false, metrics }
     }
 
     fn check<B>(&self, request: &mut Request<B>) -> Result<(), ApiError> {
         let wrong = |reason, text: String| {
-            self.metrics.refusals.refused(reason);
-            ApiError::new(Code::InvalidRequest, text)
+            self.metrics.refusals.record_rejected(reason);
+            ApiError::new(ApiErrorCode::InvalidRequest, text)
         };
         check_host(request.version(), request.headers())
             .map_err(|text| wrong("invalid_host", text.to_owned()))?;
         if self.canonical_paths {
-            let canonical =
-                target::canonical(request.uri()).map_err(|error| wrong("invalid_path", error.to_string()))?;
+            let canonical = request_target::canonical(request.uri())
+                .map_err(|error| wrong("invalid_path", error.to_string()))?;
             if let Some(uri) = canonical {
                 *request.uri_mut() = uri;
             }

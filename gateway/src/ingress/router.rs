@@ -13,58 +13,62 @@ use http::{HeaderValue, Response, StatusCode, Version};
 use super::authenticate;
 use super::content::model_error;
 use super::cross_origin;
-use super::handler::{Gateway, handle};
-use super::inference_paths::{INFERENCE_PATHS, Methods};
+use super::handler::{GatewayContext, handle};
+use super::inference_paths::{AllowedMethods, INFERENCE_PATHS};
 use super::request_checks::RequestChecks;
-use crate::error::{ApiError, Code};
-use crate::prompt::Api;
+use crate::error::{ApiError, ApiErrorCode};
+use crate::request_body::InferenceApi;
 
 /// Routes of the public listener.
-pub(crate) fn public_router(gateway: Arc<Gateway>) -> RequestChecks<Router> {
+pub(crate) fn public_router(gateway: Arc<GatewayContext>) -> RequestChecks<Router> {
     let metrics = gateway.metrics.clone();
     let mut router = Router::new();
     for (path, methods) in INFERENCE_PATHS {
         router = router.route(
             path,
             match methods {
-                Methods::Post => post(other),
-                Methods::Get => get(other),
-                Methods::GetAndDelete => get(other).delete(other),
+                AllowedMethods::Post => post(passthrough),
+                AllowedMethods::Get => get(passthrough),
+                AllowedMethods::GetAndDelete => get(passthrough).delete(passthrough),
             },
         );
     }
     let mut router = router
-        .route("/v1/chat/completions", generation(Api::Chat))
-        .route("/v1/completions", generation(Api::Completions))
-        .route("/generate", generation(Api::Generate))
+        .route("/v1/chat/completions", generation(InferenceApi::Chat))
+        .route("/v1/completions", generation(InferenceApi::Completions))
+        .route("/generate", generation(InferenceApi::Generate))
         .route("/v1/models", get(models))
         .route("/v1/models/{*model}", get(model))
         .route("/health", get(health))
         .route("/ready", get(ready))
-        .fallback(configured)
+        .fallback(configured_path)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(from_fn_with_state(gateway.clone(), authenticate::client));
     // Each layer costs every request two allocations.
     if !gateway.cors_origins.is_empty() {
-        router = router.layer(from_fn_with_state(gateway.clone(), cross_origin::allow));
+        router = router.layer(from_fn_with_state(gateway.clone(), cross_origin::apply_cors));
     }
-    let router = router.layer(from_fn_with_state(gateway.clone(), part)).with_state(gateway);
+    let router = router.layer(from_fn_with_state(gateway.clone(), public_route)).with_state(gateway);
     RequestChecks::with_canonical_paths(router, metrics)
 }
 
-fn generation(api: Api) -> MethodRouter<Arc<Gateway>> {
-    post(move |State(gateway): State<Arc<Gateway>>, request: Request| async move {
+fn generation(api: InferenceApi) -> MethodRouter<Arc<GatewayContext>> {
+    post(move |State(gateway): State<Arc<GatewayContext>>, request: Request| async move {
         handle(&gateway, api, request).await
     })
 }
 
-async fn other(gateway: State<Arc<Gateway>>, request: Request) -> Response<Body> {
-    handle(&gateway, Api::Other, request).await
+async fn passthrough(gateway: State<Arc<GatewayContext>>, request: Request) -> Response<Body> {
+    handle(&gateway, InferenceApi::Other, request).await
 }
 
 /// Answers of a gateway that is about to end close their connections, so that the clients' next requests go to another one. Closed only
 /// when idle, they could be closed just when a client sends its next request.
-async fn part(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response<Body> {
+async fn public_route(
+    State(gateway): State<Arc<GatewayContext>>,
+    request: Request,
+    next: Next,
+) -> Response<Body> {
     let is_http1 = request.version() <= Version::HTTP_11;
     let mut response = next.run(request).await;
     if is_http1 && gateway.draining.is_cancelled() {
@@ -79,10 +83,10 @@ pub(super) async fn health() -> Response<Body> {
 }
 
 /// Requests can be served: some pair or plain worker is usable, and no shutdown is under way.
-pub(super) async fn ready(State(gateway): State<Arc<Gateway>>) -> Response<Body> {
+pub(super) async fn ready(State(gateway): State<Arc<GatewayContext>>) -> Response<Body> {
     let fleet = gateway.dispatcher.fleet.current();
     let waiting: Vec<_> = fleet
-        .waiting
+        .unusable
         .iter()
         .map(|w| serde_json::json!({"instance": w.id.to_string(), "reason": w.reason}))
         .collect();
@@ -96,14 +100,14 @@ pub(super) async fn ready(State(gateway): State<Arc<Gateway>>) -> Response<Body>
     json(status, &serde_json::json!({"status": text, "engines": fleet.members.len(), "waiting": waiting}))
 }
 
-async fn models(State(gateway): State<Arc<Gateway>>) -> Response<Body> {
+async fn models(State(gateway): State<Arc<GatewayContext>>) -> Response<Body> {
     let fleet = gateway.dispatcher.fleet.current();
-    let data: Vec<_> = fleet.model_names().iter().map(|name| model_object(name)).collect();
+    let data: Vec<_> = fleet.served_models().iter().map(|name| model_object(name)).collect();
     json(StatusCode::OK, &serde_json::json!({"object": "list", "data": data}))
 }
 
 async fn model(
-    State(gateway): State<Arc<Gateway>>,
+    State(gateway): State<Arc<GatewayContext>>,
     axum::extract::Path(name): axum::extract::Path<String>,
 ) -> Response<Body> {
     let fleet = gateway.dispatcher.fleet.current();
@@ -118,21 +122,21 @@ fn model_object(name: &str) -> serde_json::Value {
 }
 
 /// A path of an engine that the settings let through, or none.
-async fn configured(gateway: State<Arc<Gateway>>, request: Request) -> Response<Body> {
+async fn configured_path(gateway: State<Arc<GatewayContext>>, request: Request) -> Response<Body> {
     let path = request.uri().path();
     if gateway.inference_paths.iter().any(|allowed| allowed.matches(path)) {
-        return other(gateway, request).await;
+        return passthrough(gateway, request).await;
     }
     let text = format!(
         "there is nothing at {path}; the API is under /v1, such as POST /v1/chat/completions. Further inference paths of engines are \
          opened by --inference-path; administrators reach all of them on the admin listener"
     );
-    ApiError::new(Code::NotFound, text).response()
+    ApiError::new(ApiErrorCode::NotFound, text).response()
 }
 
 pub(super) async fn method_not_allowed(request: Request) -> Response<Body> {
     let text = format!("{} does not take {}", request.uri().path(), request.method());
-    ApiError::new(Code::MethodNotAllowed, text).response()
+    ApiError::new(ApiErrorCode::MethodNotAllowed, text).response()
 }
 
 pub(super) fn json(status: StatusCode, value: &serde_json::Value) -> Response<Body> {

@@ -7,65 +7,74 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use http::{Response, StatusCode};
-use moongate_discovery::{Instance, InstanceId, Readiness, Registration, Registry, Role};
+use moongate_discovery::{
+    EngineInstance, EngineRegistration, EngineRegistry, EngineRole, InstanceId, InstanceReadiness,
+};
 use serde_json::{Value, json};
 
 use super::body::BodyLimits;
-use super::handler::Gateway;
+use super::handler::GatewayContext;
 use super::media_type::{MediaType, check_encoding};
 use super::router;
-use crate::error::{ApiError, Code};
+use crate::error::{ApiError, ApiErrorCode};
 
 /// A registration is a few hundred bytes; the names of many models make it longer.
 const LIMITS: BodyLimits =
-    BodyLimits { max_bytes: 64 << 10, idle: Duration::from_secs(5), whole: Duration::from_secs(10) };
+    BodyLimits { max_bytes: 64 << 10, idle: Duration::from_secs(5), total: Duration::from_secs(10) };
 
 /// Every engine of the topology.
-pub(super) async fn list(State(gateway): State<Arc<Gateway>>) -> Response<Body> {
+pub(super) async fn list(State(gateway): State<Arc<GatewayContext>>) -> Response<Body> {
     let topology = gateway.dispatcher.topology.current();
     let workers: Vec<Value> =
         topology.instances.iter().map(|instance| describe(&gateway, instance)).collect();
-    answer(Ok(json!({"workers": workers, "total": workers.len()})))
+    respond(Ok(json!({"workers": workers, "total": workers.len()})))
 }
 
 /// One engine.
-pub(super) async fn one(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>) -> Response<Body> {
+pub(super) async fn one(
+    State(gateway): State<Arc<GatewayContext>>,
+    Path(id): Path<String>,
+) -> Response<Body> {
     let topology = gateway.dispatcher.topology.current();
     let found = topology.get(&InstanceId::from(id.as_str()));
-    answer(found.map(|instance| describe(&gateway, instance)).ok_or_else(|| unknown(&id)))
+    respond(found.map(|instance| describe(&gateway, instance)).ok_or_else(|| worker_not_found(&id)))
 }
 
 /// Takes or renews a registration, and answers how the engine is seen now; what is new is seen a moment later.
-pub(super) async fn register(State(gateway): State<Arc<Gateway>>, request: Request) -> Response<Body> {
-    answer(take(&gateway, request).await)
+pub(super) async fn register(State(gateway): State<Arc<GatewayContext>>, request: Request) -> Response<Body> {
+    respond(register_worker(&gateway, request).await)
 }
 
 /// Forgets a registered engine.
-pub(super) async fn remove(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>) -> Response<Body> {
-    answer(open_registry(&gateway).and_then(|registry| {
+pub(super) async fn remove(
+    State(gateway): State<Arc<GatewayContext>>,
+    Path(id): Path<String>,
+) -> Response<Body> {
+    respond(open_registry(&gateway).and_then(|registry| {
         let removed = registry.remove(&InstanceId::from(id.as_str()));
-        removed.then(|| json!({"id": id})).ok_or_else(|| unknown(&id))
+        removed.then(|| json!({"id": id})).ok_or_else(|| worker_not_found(&id))
     }))
 }
 
-async fn take(gateway: &Gateway, request: Request) -> Result<Value, ApiError> {
+async fn register_worker(gateway: &GatewayContext, request: Request) -> Result<Value, ApiError> {
     let (mut parts, body) = request.into_parts();
     let registry = open_registry(gateway)?;
     check_encoding(&parts.headers)?;
-    let asks_nobody = gateway.registration_token.is_none() && !gateway.gate.is_admin_closed();
+    let asks_nobody = gateway.registration_token.is_none() && !gateway.access.admin_requires_authentication();
     if asks_nobody && MediaType::of(&parts.headers)? != MediaType::Json {
         // A page of any site can make a browser send the types of forms, but not this one.
         let text = "send the registration as `content-type: application/json`; with --registration-token any type is taken";
-        return Err(ApiError::new(Code::UnsupportedMediaType, text));
+        return Err(ApiError::new(ApiErrorCode::UnsupportedMediaType, text));
     }
     let body =
         gateway.bodies.collect_within(LIMITS, &mut parts, body).await.map_err(|error| match error.code {
-            Code::BodyTooLarge => ApiError::new(error.code, "a registration has at most 64 KiB"),
+            ApiErrorCode::BodyTooLarge => ApiError::new(error.code, "a registration has at most 64 KiB"),
             _ => error,
         })?;
-    let wrong =
-        |error: &dyn std::fmt::Display| ApiError::new(Code::InvalidRequest, format!("registration: {error}"));
-    let registration: Registration = serde_json::from_slice(&body).map_err(|error| wrong(&error))?;
+    let wrong = |error: &dyn std::fmt::Display| {
+        ApiError::new(ApiErrorCode::InvalidRequest, format!("registration: {error}"))
+    };
+    let registration: EngineRegistration = serde_json::from_slice(&body).map_err(|error| wrong(&error))?;
     let registered = registry.register(&registration).map_err(|error| wrong(&error))?;
     let topology = &gateway.dispatcher.topology;
     if registered.revised {
@@ -77,29 +86,32 @@ async fn take(gateway: &Gateway, request: Request) -> Result<Value, ApiError> {
     })
 }
 
-fn open_registry(gateway: &Gateway) -> Result<&Registry, ApiError> {
+fn open_registry(gateway: &GatewayContext) -> Result<&EngineRegistry, ApiError> {
     let closed = || {
-        ApiError::new(Code::NotFound, "engines cannot register here; start the gateway with --registration")
+        ApiError::new(
+            ApiErrorCode::NotFound,
+            "engines cannot register here; start the gateway with --registration",
+        )
     };
     gateway.registry.as_ref().ok_or_else(closed)
 }
 
-fn unknown(id: &str) -> ApiError {
-    ApiError::new(Code::NotFound, format!("no engine {id:?}; GET /workers lists them"))
+fn worker_not_found(id: &str) -> ApiError {
+    ApiError::new(ApiErrorCode::NotFound, format!("no engine {id:?}; GET /workers lists them"))
 }
 
-fn describe(gateway: &Gateway, instance: &Instance) -> Value {
+fn describe(gateway: &GatewayContext, instance: &EngineInstance) -> Value {
     let fleet = gateway.dispatcher.fleet.current();
     let endpoint = fleet.endpoint(&instance.id);
     let usable = fleet.is_usable(&instance.id);
     let models = instance.facts.as_ref().map_or(&[][..], |facts| &facts.models);
     let worker_type = match instance.role {
-        Role::Plain => "regular".to_owned(),
+        EngineRole::Plain => "regular".to_owned(),
         role => role.to_string(),
     };
     let reason = match &instance.readiness {
-        Readiness::Ready => None,
-        Readiness::NotReady { reason } => Some(reason),
+        InstanceReadiness::Ready => None,
+        InstanceReadiness::NotReady { reason } => Some(reason),
     };
     json!({
         "id": instance.id.0,
@@ -109,13 +121,13 @@ fn describe(gateway: &Gateway, instance: &Instance) -> Value {
         "model_id": models.first(),
         "models": models,
         "usable": usable,
-        "is_healthy": usable && endpoint.is_some_and(|endpoint| endpoint.is_sound()),
+        "is_healthy": usable && endpoint.is_some_and(|endpoint| endpoint.is_available()),
         "reason": reason,
         "load": endpoint.map_or(0, |endpoint| endpoint.in_flight.count()),
     })
 }
 
-fn answer(outcome: Result<Value, ApiError>) -> Response<Body> {
+fn respond(outcome: Result<Value, ApiError>) -> Response<Body> {
     match outcome {
         Ok(value) => router::json(StatusCode::OK, &value),
         Err(error) => error.response(),

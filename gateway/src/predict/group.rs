@@ -2,45 +2,47 @@
 
 use std::sync::Arc;
 
-use moongate_discovery::Engine;
+use moongate_discovery::EngineKind;
 use moongate_scheduler::TierHits;
 use moongate_scheduler::index::{EngineHits, EngineSlot};
 
-use super::keyspace::Keyspace;
-use super::stored::StoredAs;
-use crate::fleet::Member;
+use super::block_keyspace::BlockKeyspace;
+use super::store_keys::StoreKeyNaming;
+use crate::fleet::FleetMember;
 
 /// Engines of one model that name pages alike. Made once for each change of the fleet.
 #[derive(Debug)]
-pub(crate) struct Group {
-    pub(super) keyspace: Arc<Keyspace>,
-    pub(super) engine: Engine,
-    pub(super) stored: Option<Arc<StoredAs>>,
-    pub(super) engines: Vec<GroupEngine>,
+pub(crate) struct EngineGroup {
+    pub(super) keyspace: Arc<BlockKeyspace>,
+    pub(super) engine: EngineKind,
+    pub(super) store_naming: Option<Arc<StoreKeyNaming>>,
+    pub(super) engines: Vec<EngineGroupMember>,
     /// Whether one of them publishes what it caches.
     pub(super) publishes: bool,
 }
 
 /// One of them.
 #[derive(Debug)]
-pub(super) struct GroupEngine {
+pub(super) struct EngineGroupMember {
     pub(super) slot: EngineSlot,
     /// Tokens below which it does not read from the store; `None` if it has no store.
     store_threshold: Option<u32>,
 }
 
-impl Group {
+impl EngineGroup {
     /// Divides the engines of a model. Those whose names are not known are in no group.
-    pub(crate) fn divide<'a>(members: impl Iterator<Item = &'a Member>) -> Vec<Self> {
+    pub(crate) fn group_by_keyspace<'a>(members: impl Iterator<Item = &'a FleetMember>) -> Vec<Self> {
         let mut groups: Vec<Self> = Vec::new();
         for member in members {
             let (Some(keyspace), Some(facts)) = (&member.keyspace, member.facts()) else { continue };
-            let slot = member.endpoint.entry.slot();
+            let slot = member.endpoint.index_slot.slot();
             let store_threshold = facts.store.as_ref().map(|store| store.prefetch_threshold.unwrap_or(0));
-            let engine = GroupEngine { slot, store_threshold };
+            let engine = EngineGroupMember { slot, store_threshold };
             let publishes = facts.events.as_ref().is_some_and(|events| !events.is_empty());
             let same = |group: &&mut Self| {
-                group.keyspace == *keyspace && group.engine == facts.engine && group.stored == member.stored
+                group.keyspace == *keyspace
+                    && group.engine == facts.engine
+                    && group.store_naming == member.store_naming
             };
             match groups.iter_mut().find(same) {
                 Some(group) => {
@@ -50,7 +52,7 @@ impl Group {
                 None => groups.push(Self {
                     keyspace: keyspace.clone(),
                     engine: facts.engine,
-                    stored: member.stored.clone(),
+                    store_naming: member.store_naming.clone(),
                     engines: vec![engine],
                     publishes,
                 }),
@@ -60,7 +62,7 @@ impl Group {
     }
 }
 
-impl GroupEngine {
+impl EngineGroupMember {
     /// What the engine would use of pages that are there: nothing from the store without a connection to it, and nothing below its
     /// threshold.
     pub(super) fn hits(&self, pages: EngineHits, page_tokens: u32) -> TierHits {
@@ -68,7 +70,7 @@ impl GroupEngine {
         let shared = tokens(pages.shared);
         TierHits {
             l1_tokens: tokens(pages.l1),
-            l2_tokens: tokens(pages.own.saturating_sub(pages.l1)),
+            l2_tokens: tokens(pages.local.saturating_sub(pages.l1)),
             l3_tokens: if self.store_threshold.is_some_and(|least| shared >= least) { shared } else { 0 },
         }
     }
@@ -77,13 +79,13 @@ impl GroupEngine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::predict::{EngineEntry, KvIndex};
+    use crate::predict::{EngineSlotGuard, KvIndex};
 
     #[test]
-    fn the_store_counts_from_the_threshold_on_and_only_for_its_users() {
-        let entry = EngineEntry::new(KvIndex::new(10));
-        let engine = |store_threshold| GroupEngine { slot: entry.slot(), store_threshold };
-        let pages = EngineHits { l1: 1, own: 3, shared: 4 };
+    fn store_hits_count_from_the_threshold_and_for_its_users_only() {
+        let entry = EngineSlotGuard::new(KvIndex::new(10));
+        let engine = |store_threshold| EngineGroupMember { slot: entry.slot(), store_threshold };
+        let pages = EngineHits { l1: 1, local: 3, shared: 4 };
         let hits = engine(Some(256)).hits(pages, 64);
         assert_eq!((hits.l1_tokens, hits.l2_tokens, hits.l3_tokens), (64, 128, 256));
         assert_eq!(engine(Some(257)).hits(pages, 64).l3_tokens, 0);

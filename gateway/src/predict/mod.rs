@@ -3,26 +3,26 @@
 //! Engines' events and the store's metadata fill one index ([`KvIndex`]); a request's tokens become page keys ([`PageKeys`]), and a lookup says how much of the
 //! prompt each engine has. All of it is a hint: whatever is missing or wrong here costs time on an engine, never a wrong answer.
 
-mod brief_lock;
-#[cfg(test)]
-mod brief_lock_tests;
+mod block_keyspace;
 mod feeds;
 mod group;
 mod index;
-mod keyspace;
 mod models;
 mod predictor;
-mod reach;
-mod stored;
+mod prompt_tokens;
+mod spin_rw_lock;
+#[cfg(test)]
+mod spin_rw_lock_tests;
+mod store_distance;
+mod store_keys;
 mod tokenize;
-mod tokens;
 
-pub(crate) use feeds::{Feeds, StoreSeen, StoreView, follow_feeds};
-pub(crate) use group::Group;
-pub(crate) use index::{EngineEntry, KvIndex};
-pub(crate) use keyspace::Keyspace;
-pub(crate) use models::Models;
-pub(crate) use predictor::{Predicted, Predictor};
-pub(crate) use stored::StoredAs;
-pub(crate) use tokenize::{EngineTokenizer, TokenizeWays};
-pub(crate) use tokens::Unknown;
+pub(crate) use block_keyspace::BlockKeyspace;
+pub(crate) use feeds::{FeedStarter, StoreView, StoreViewStatus, run_feeds};
+pub(crate) use group::EngineGroup;
+pub(crate) use index::{EngineSlotGuard, KvIndex};
+pub(crate) use models::ModelTokenizers;
+pub(crate) use predictor::{CacheHitPredictor, PromptPrediction};
+pub(crate) use prompt_tokens::PredictionError;
+pub(crate) use store_keys::StoreKeyNaming;
+pub(crate) use tokenize::{EngineTokenizer, TokenizeMethods};

@@ -10,49 +10,53 @@ use http_body::{Body, Frame};
 use http_body_util::{BodyExt as _, Limited};
 use serde_json::Value;
 
-use super::answer::Summary;
-use super::stream::{Broken, Relay};
-use crate::error::{ApiError, Code};
-use crate::feedback::Feedback;
-use crate::prompt::Api;
+use super::response_fields::ResponseSummary;
+use super::stream::{RelayAborted, ResponseRelay};
+use crate::error::{ApiError, ApiErrorCode};
+use crate::feedback::RequestRecorder;
+use crate::request_body::InferenceApi;
 
 /// Most bytes of one sample's answer that are held until all are there.
-const LONGEST_ANSWER: usize = 64 << 20;
+const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 /// The answer to one sample.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "nearly all are the large one")]
-pub(crate) enum Sample {
+pub(crate) enum SampleResponse {
     /// All of it.
-    Whole(Bytes),
+    Complete(Bytes),
     /// Begun.
-    Begun(Relay),
+    Streaming(ResponseRelay),
 }
 
 /// Joins whole answers, in the order of the samples.
-pub(crate) async fn merge_whole(api: Api, samples: Vec<Sample>) -> Result<Bytes, ApiError> {
+pub(crate) async fn merge_complete(
+    api: InferenceApi,
+    samples: Vec<SampleResponse>,
+) -> Result<Bytes, ApiError> {
     let mut answers = Vec::with_capacity(samples.len());
     for sample in samples {
         let bytes = match sample {
-            Sample::Whole(bytes) => bytes,
-            Sample::Begun(relay) => {
-                let body = Limited::new(AxumBody::new(relay), LONGEST_ANSWER);
-                let broken =
-                    |_| ApiError::new(Code::DecodeFailed, "the answer to one of the samples broke off");
+            SampleResponse::Complete(bytes) => bytes,
+            SampleResponse::Streaming(relay) => {
+                let body = Limited::new(AxumBody::new(relay), MAX_RESPONSE_BYTES);
+                let broken = |_| {
+                    ApiError::new(ApiErrorCode::DecodeFailed, "the answer to one of the samples broke off")
+                };
                 body.collect().await.map_err(broken)?.to_bytes()
             }
         };
         let answer: Value = serde_json::from_slice(&bytes).map_err(|error| {
-            ApiError::new(Code::DecodeFailed, format!("an engine's answer is not JSON: {error}"))
+            ApiError::new(ApiErrorCode::DecodeFailed, format!("an engine's answer is not JSON: {error}"))
         })?;
         answers.push(answer);
     }
-    Ok(Bytes::from(join(api, answers).to_string()))
+    Ok(Bytes::from(merge_bodies(api, answers).to_string()))
 }
 
-fn join(api: Api, answers: Vec<Value>) -> Value {
+fn merge_bodies(api: InferenceApi, answers: Vec<Value>) -> Value {
     let n = answers.len() as u64;
-    if api == Api::Generate {
+    if api == InferenceApi::Generate {
         return Value::Array(interleave(answers.into_iter().map(as_list).collect()));
     }
     let mut totals = UsageSum::default();
@@ -99,47 +103,52 @@ fn renumber(choice: &mut Value, n: u64, sample: u64) {
 #[derive(Debug, Default)]
 struct UsageSum {
     first: Option<Value>,
-    completion: u64,
+    completion_tokens: u64,
 }
 
 impl UsageSum {
     fn add(&mut self, usage: &Value) {
         if usage.is_object() {
-            self.completion += usage["completion_tokens"].as_u64().unwrap_or(0);
+            self.completion_tokens += usage["completion_tokens"].as_u64().unwrap_or(0);
             self.first.get_or_insert_with(|| usage.clone());
         }
     }
 
     fn take(&mut self) -> Option<Value> {
         let mut usage = self.first.take()?;
-        usage["completion_tokens"] = self.completion.into();
-        usage["total_tokens"] = (usage["prompt_tokens"].as_u64().unwrap_or(0) + self.completion).into();
+        usage["completion_tokens"] = self.completion_tokens.into();
+        usage["total_tokens"] =
+            (usage["prompt_tokens"].as_u64().unwrap_or(0) + self.completion_tokens).into();
         Some(usage)
     }
 }
 
 /// Streams of all samples as one stream.
 pub(crate) struct MergedStream {
-    api: Api,
-    samples: Vec<Option<Sample>>,
+    api: InferenceApi,
+    samples: Vec<Option<SampleResponse>>,
     /// Where the next round begins, so that no sample is favoured.
-    turn: usize,
+    next_sample: usize,
     /// The first sample's id, which all events get.
     id: Option<Value>,
     usage: UsageSum,
     /// The last event that carried usage alone.
     usage_event: Option<Value>,
-    feedback: Feedback,
+    feedback: RequestRecorder,
     ended: bool,
 }
 
 /// Makes one stream of the samples' streams.
-pub(crate) fn merge_stream(api: Api, samples: Vec<Sample>, feedback: Feedback) -> MergedStream {
+pub(crate) fn merge_stream(
+    api: InferenceApi,
+    samples: Vec<SampleResponse>,
+    feedback: RequestRecorder,
+) -> MergedStream {
     let samples = samples.into_iter().map(Some).collect();
     MergedStream {
         api,
         samples,
-        turn: 0,
+        next_sample: 0,
         id: None,
         usage: UsageSum::default(),
         usage_event: None,
@@ -179,7 +188,7 @@ impl MergedStream {
         if event.get("error").is_some() {
             return Some(event);
         }
-        if self.api == Api::Generate {
+        if self.api == InferenceApi::Generate {
             renumber(&mut event, n, sample);
             return Some(event);
         }
@@ -201,7 +210,7 @@ impl MergedStream {
         if let (Some(mut event), Some(usage)) = (self.usage_event.take(), self.usage.take()) {
             event["usage"] = usage;
             let text = event.to_string();
-            let said = Summary::read(text.as_bytes());
+            let said = ResponseSummary::read(text.as_bytes());
             self.feedback.completed(said.usage, None, |ending| ending.add(&said));
             write_event(&mut out, &event);
         } else {
@@ -220,28 +229,28 @@ fn write_event(out: &mut Vec<u8>, event: &Value) {
 
 impl Body for MergedStream {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = RelayAborted;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, RelayAborted>>> {
         if self.ended {
             return Poll::Ready(None);
         }
         let count = self.samples.len();
         let mut running = 0;
         for step in 0..count {
-            let at = (self.turn + step) % count;
+            let at = (self.next_sample + step) % count;
             loop {
                 let piece = match self.samples[at].as_mut() {
                     None => break,
-                    Some(Sample::Whole(bytes)) => {
+                    Some(SampleResponse::Complete(bytes)) => {
                         let bytes = std::mem::take(bytes);
                         self.samples[at] = None;
                         bytes
                     }
-                    Some(Sample::Begun(relay)) => match Pin::new(relay).poll_frame(cx) {
+                    Some(SampleResponse::Streaming(relay)) => match Pin::new(relay).poll_frame(cx) {
                         Poll::Pending => {
                             running += 1;
                             break;
@@ -251,8 +260,10 @@ impl Body for MergedStream {
                             break;
                         }
                         Poll::Ready(Some(Err(broken))) => {
-                            self.feedback
-                                .failed(&ApiError::new(Code::DecodeFailed, "a sample's stream failed"));
+                            self.feedback.failed(&ApiError::new(
+                                ApiErrorCode::DecodeFailed,
+                                "a sample's stream failed",
+                            ));
                             self.samples.clear();
                             self.ended = true;
                             return Poll::Ready(Some(Err(broken)));
@@ -262,8 +273,8 @@ impl Body for MergedStream {
                 };
                 let out = self.rewrite(at, &piece);
                 if !out.is_empty() {
-                    self.turn = (at + 1) % count;
-                    self.feedback.piece();
+                    self.next_sample = (at + 1) % count;
+                    self.feedback.record_chunk();
                     return Poll::Ready(Some(Ok(Frame::data(out))));
                 }
             }
@@ -294,7 +305,7 @@ mod tests {
             json!({"id": text, "choices": [{"index": 0, "text": format!("{text}0")}, {"index": 1, "text": format!("{text}1")}],
                 "usage": {"prompt_tokens": 5, "completion_tokens": tokens, "total_tokens": 5 + tokens}})
         };
-        let joined = join(Api::Completions, vec![answer("a", 2), answer("b", 3)]);
+        let joined = merge_bodies(InferenceApi::Completions, vec![answer("a", 2), answer("b", 3)]);
         let expected = json!({"id": "a", "choices": [
             {"index": 0, "text": "a0"}, {"index": 1, "text": "b0"}, {"index": 2, "text": "a1"}, {"index": 3, "text": "b1"}],
             "usage": {"prompt_tokens": 5, "completion_tokens": 5, "total_tokens": 10}});
@@ -303,7 +314,7 @@ mod tests {
 
     #[test]
     fn generate_gives_a_list() {
-        let joined = join(Api::Generate, vec![json!({"text": "a"}), json!({"text": "b"})]);
+        let joined = merge_bodies(InferenceApi::Generate, vec![json!({"text": "a"}), json!({"text": "b"})]);
         assert_eq!(joined, json!([{"text": "a"}, {"text": "b"}]));
     }
 }

@@ -10,17 +10,17 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 /// Longest event that is waited for: a logprobs-heavy chunk is tens of kilobytes.
-const LONGEST_EVENT: usize = 4 << 20;
+const MAX_EVENT_BYTES: usize = 4 << 20;
 
 /// Passes complete events on and holds back a started one until its end is there.
 #[derive(Debug, Default)]
-pub struct SseGate {
+pub struct SseFramer {
     /// The start of an event whose end has not come. No event ends in it, so it is not searched again.
-    carry: BytesMut,
+    partial: BytesMut,
     /// Payload of the last `data:` line that was JSON.
-    last: Bytes,
+    last_payload: Bytes,
     /// That of the one before.
-    before_last: Bytes,
+    previous_payload: Bytes,
     done: bool,
     /// Bytes searched, checked or copied so far, for the test that work grows with what arrives.
     #[cfg(test)]
@@ -29,37 +29,37 @@ pub struct SseGate {
 
 /// Why a stream must not go on.
 #[derive(Debug, PartialEq)]
-pub enum SseFault {
+pub enum SseError {
     /// Not the event-stream format.
-    Garbage(&'static str),
+    Malformed(&'static str),
     /// The engine reported an error; its JSON.
-    Reported(Bytes),
+    EngineError(Bytes),
 }
 
-impl SseGate {
+impl SseFramer {
     /// Takes what arrived and returns the events that are complete now (maybe none).
     ///
     /// # Errors
-    /// [`SseFault`]; the stream must not go on.
-    pub fn push(&mut self, piece: Bytes) -> Result<Bytes, SseFault> {
-        let complete = if self.carry.is_empty() {
+    /// [`SseError`]; the stream must not go on.
+    pub fn push(&mut self, piece: Bytes) -> Result<Bytes, SseError> {
+        let complete = if self.partial.is_empty() {
             let end = last_event_end(&piece, 0);
-            self.hold_back(&piece[end..])?;
-            self.count(piece.len() + self.carry.len());
+            self.buffer_partial(&piece[end..])?;
+            self.count(piece.len() + self.partial.len());
             piece.slice(..end)
         } else {
-            let searched = self.carry.len();
-            self.carry.extend_from_slice(&piece);
-            let end = last_event_end(&self.carry, searched);
+            let searched = self.partial.len();
+            self.partial.extend_from_slice(&piece);
+            let end = last_event_end(&self.partial, searched);
             self.count(2 * piece.len());
             if end == 0 {
-                self.hold_back(&[])?;
+                self.buffer_partial(&[])?;
                 return Ok(Bytes::new());
             }
             // A buffer of its own for the rest, which is shorter than the piece: what is passed on frees its memory when it is sent.
-            let complete = self.carry.split_to(end).freeze();
-            let rest = std::mem::take(&mut self.carry);
-            self.hold_back(&rest)?;
+            let complete = self.partial.split_to(end).freeze();
+            let rest = std::mem::take(&mut self.partial);
+            self.buffer_partial(&rest)?;
             self.count(rest.len());
             complete
         };
@@ -68,10 +68,10 @@ impl SseGate {
     }
 
     /// Keeps the start of an event.
-    fn hold_back(&mut self, rest: &[u8]) -> Result<(), SseFault> {
-        self.carry.extend_from_slice(rest);
-        if self.carry.len() > LONGEST_EVENT {
-            return Err(SseFault::Garbage("sent an event of more than 4 MiB"));
+    fn buffer_partial(&mut self, rest: &[u8]) -> Result<(), SseError> {
+        self.partial.extend_from_slice(rest);
+        if self.partial.len() > MAX_EVENT_BYTES {
+            return Err(SseError::Malformed("sent an event of more than 4 MiB"));
         }
         Ok(())
     }
@@ -87,12 +87,12 @@ impl SseGate {
     /// Called at the end of the body. Returns what is left to pass on.
     ///
     /// # Errors
-    /// [`SseFault`] if the stream broke off, or what is left must not be passed on.
-    pub fn finish(&mut self, expects_done: bool) -> Result<Bytes, SseFault> {
-        let rest = self.carry.split().freeze();
+    /// [`SseError`] if the stream broke off, or what is left must not be passed on.
+    pub fn finish(&mut self, expects_done: bool) -> Result<Bytes, SseError> {
+        let rest = self.partial.split().freeze();
         self.check(&rest)?;
         if expects_done && !self.done {
-            return Err(SseFault::Garbage("ended its stream without `data: [DONE]`"));
+            return Err(SseError::Malformed("ended its stream without `data: [DONE]`"));
         }
         Ok(rest)
     }
@@ -100,16 +100,16 @@ impl SseGate {
     /// JSON payload of the last event: the one that carries usage.
     #[must_use]
     pub fn last_payload(&self) -> &Bytes {
-        &self.last
+        &self.last_payload
     }
 
     /// JSON payload of the event before that: with usage in an event of its own, the one that says why the answer ended.
     #[must_use]
-    pub fn payload_before_last(&self) -> &Bytes {
-        &self.before_last
+    pub fn previous_payload(&self) -> &Bytes {
+        &self.previous_payload
     }
 
-    fn check(&mut self, events: &Bytes) -> Result<(), SseFault> {
+    fn check(&mut self, events: &Bytes) -> Result<(), SseError> {
         self.count(events.len());
         let mut from = 0;
         while from < events.len() {
@@ -120,23 +120,23 @@ impl SseGate {
                 let start = from + b"data:".len() + skipped;
                 self.check_payload(events.slice(start..from + line.len()))?;
             } else if !is_field(line) {
-                return Err(SseFault::Garbage("sent something that is not a server-sent event"));
+                return Err(SseError::Malformed("sent something that is not a server-sent event"));
             }
             from = to + 1;
         }
         Ok(())
     }
 
-    fn check_payload(&mut self, payload: Bytes) -> Result<(), SseFault> {
+    fn check_payload(&mut self, payload: Bytes) -> Result<(), SseError> {
         if reports_error(&payload) {
-            return Err(SseFault::Reported(payload));
+            return Err(SseError::EngineError(payload));
         }
         if payload.trim_ascii_end() == b"[DONE]" {
             self.done = true;
         } else if payload.starts_with(b"{") && payload.trim_ascii_end().ends_with(b"}") {
-            self.before_last = std::mem::replace(&mut self.last, payload);
+            self.previous_payload = std::mem::replace(&mut self.last_payload, payload);
         } else {
-            return Err(SseFault::Garbage("sent an event that is not JSON"));
+            return Err(SseError::Malformed("sent an event that is not JSON"));
         }
         Ok(())
     }
@@ -172,8 +172,8 @@ enum EventMember {
 
 impl<'de> Deserialize<'de> for ErrorEvent {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Members;
-        impl<'de> Visitor<'de> for Members {
+        struct ErrorEventVisitor;
+        impl<'de> Visitor<'de> for ErrorEventVisitor {
             type Value = ErrorEvent;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -192,7 +192,7 @@ impl<'de> Deserialize<'de> for ErrorEvent {
                 Ok(ErrorEvent { is_error })
             }
         }
-        deserializer.deserialize_map(Members)
+        deserializer.deserialize_map(ErrorEventVisitor)
     }
 }
 
@@ -223,7 +223,7 @@ mod tests {
         fn cuts_do_not_matter(mut cuts in prop::collection::vec(0..STREAM.len(), 0..12)) {
             cuts.push(STREAM.len());
             cuts.sort_unstable();
-            let mut gate = SseGate::default();
+            let mut gate = SseFramer::default();
             let mut out = Vec::new();
             let mut from = 0;
             for cut in cuts {
@@ -239,7 +239,7 @@ mod tests {
 
         #[test]
         fn never_panics(pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..6)) {
-            let mut gate = SseGate::default();
+            let mut gate = SseFramer::default();
             for piece in pieces {
                 let _unused = gate.push(Bytes::from(piece));
             }
@@ -252,7 +252,7 @@ mod tests {
     fn work_grows_with_what_arrives() {
         let event = format!("data: {{\"content\":\"{}\"}}\n\n", "a line\\n".repeat(1 << 16));
         for size in [1, 7, 512, 1 << 14] {
-            let mut gate = SseGate::default();
+            let mut gate = SseFramer::default();
             let mut out = 0;
             for piece in event.as_bytes().repeat(2).chunks(size) {
                 out += gate.push(Bytes::copy_from_slice(piece)).unwrap().len();
@@ -268,12 +268,12 @@ mod tests {
 
     #[test]
     fn an_event_without_end_is_refused() {
-        let mut gate = SseGate::default();
+        let mut gate = SseFramer::default();
         let piece = Bytes::from(vec![b'a'; 1 << 20]);
         for _ in 0..4 {
             assert_eq!(gate.push(piece.clone()).unwrap(), "");
         }
-        assert!(matches!(gate.push(piece), Err(SseFault::Garbage(_))));
+        assert!(matches!(gate.push(piece), Err(SseError::Malformed(_))));
     }
 
     #[test]
@@ -289,8 +289,8 @@ mod tests {
             r#"{"error":{},"error":{}}"#,
             r#"{"object":"chunk","object":"error"}"#,
         ] {
-            let pushed = SseGate::default().push(Bytes::from(format!("data: {event}\n\n")));
-            assert!(matches!(pushed, Err(SseFault::Reported(_))), "{event}: {pushed:?}");
+            let pushed = SseFramer::default().push(Bytes::from(format!("data: {event}\n\n")));
+            assert!(matches!(pushed, Err(SseError::EngineError(_))), "{event}: {pushed:?}");
         }
         for event in [
             r#"{"error":null,"choices":[]}"#,
@@ -298,18 +298,18 @@ mod tests {
             r#"{"choices":[{"logprobs":{"token":"error"}}]}"#,
             r#"{"choices":[{"error":{}}],"object":"chat.completion.chunk"}"#,
         ] {
-            assert!(SseGate::default().push(Bytes::from(format!("data: {event}\n\n"))).is_ok(), "{event}");
+            assert!(SseFramer::default().push(Bytes::from(format!("data: {event}\n\n"))).is_ok(), "{event}");
         }
     }
 
-    fn push(text: &'static str) -> Result<Bytes, SseFault> {
-        SseGate::default().push(Bytes::from_static(text.as_bytes()))
+    fn push(text: &'static str) -> Result<Bytes, SseError> {
+        SseFramer::default().push(Bytes::from_static(text.as_bytes()))
     }
 
     #[test]
     fn whole_events_are_not_copied() {
         let piece = Bytes::from_static(b"data: {}\n\n");
-        let out = SseGate::default().push(piece.clone()).unwrap();
+        let out = SseFramer::default().push(piece.clone()).unwrap();
         assert_eq!(out.as_ptr(), piece.as_ptr());
     }
 
@@ -319,19 +319,19 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_told_apart() {
-        assert!(matches!(push("<html>\n\n"), Err(SseFault::Garbage(_))));
-        assert!(matches!(push("data: hello\n\n"), Err(SseFault::Garbage(_))));
-        assert!(matches!(push("data: {\"error\":{}}\n\n"), Err(SseFault::Reported(_))));
-        let mut gate = SseGate::default();
+    fn errors_are_distinguished() {
+        assert!(matches!(push("<html>\n\n"), Err(SseError::Malformed(_))));
+        assert!(matches!(push("data: hello\n\n"), Err(SseError::Malformed(_))));
+        assert!(matches!(push("data: {\"error\":{}}\n\n"), Err(SseError::EngineError(_))));
+        let mut gate = SseFramer::default();
         gate.push(Bytes::from_static(b"data: {}\n\n")).unwrap();
-        assert!(matches!(gate.finish(true), Err(SseFault::Garbage(_))));
+        assert!(matches!(gate.finish(true), Err(SseError::Malformed(_))));
         assert_eq!(gate.finish(false), Ok(Bytes::new()));
     }
 
     #[test]
     fn a_last_event_without_blank_line_is_passed_on() {
-        let mut gate = SseGate::default();
+        let mut gate = SseFramer::default();
         assert_eq!(gate.push(Bytes::from_static(b"data: [DONE]\n")).unwrap(), "");
         assert_eq!(gate.finish(true).unwrap(), "data: [DONE]\n");
     }

@@ -16,87 +16,87 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
-use crate::prompt::Spliced;
+use crate::request_body::SplicedBody;
 
 /// Counts connections that exist.
 #[derive(Debug)]
-pub(super) struct OpenGuard {
+pub(super) struct EngineConnectionGuard {
     open: Arc<AtomicUsize>,
     _permit: OwnedSemaphorePermit,
 }
 
-impl OpenGuard {
+impl EngineConnectionGuard {
     pub(super) fn new(open: &Arc<AtomicUsize>, permit: OwnedSemaphorePermit) -> Self {
         open.fetch_add(1, Ordering::Relaxed);
         Self { open: open.clone(), _permit: permit }
     }
 }
 
-impl Drop for OpenGuard {
+impl Drop for EngineConnectionGuard {
     fn drop(&mut self) {
         self.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// A connection and the machine that drives it.
-pub(super) struct Connection {
-    sender: http1::SendRequest<Spliced>,
+pub(super) struct EngineConnection {
+    sender: http1::SendRequest<SplicedBody>,
     /// `None` once the connection has ended.
-    driver: Option<Driver>,
+    driver: Option<ConnectionDriver>,
     /// When it was put into the pool.
     pub(super) idle_since: Instant,
     /// Whether an earlier exchange succeeded on it.
     pub(super) reused: bool,
-    _open: OpenGuard,
+    _open: EngineConnectionGuard,
 }
 
-impl Connection {
-    pub(super) async fn handshake<S>(stream: S, open: OpenGuard) -> hyper::Result<Self>
+impl EngineConnection {
+    pub(super) async fn handshake<S>(stream: S, open: EngineConnectionGuard) -> hyper::Result<Self>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let (sender, driver) = http1::Builder::new().handshake(TokioIo::new(stream)).await?;
-        let driver: Driver = Box::pin(driver);
+        let driver: ConnectionDriver = Box::pin(driver);
         Ok(Self { sender, driver: Some(driver), idle_since: Instant::now(), reused: false, _open: open })
     }
 
     /// Moves bytes in both directions as far as possible now. Ready when the connection has ended.
-    fn drive(&mut self, cx: &mut Context<'_>) -> Poll<Option<hyper::Error>> {
-        drive(&mut self.driver, cx)
+    fn poll_driver(&mut self, cx: &mut Context<'_>) -> Poll<Option<hyper::Error>> {
+        poll_driver(&mut self.driver, cx)
     }
 
     /// Whether another request may be sent: the last exchange is complete and the peer has not closed.
     pub(super) fn is_reusable(&mut self) -> bool {
         let mut cx = Context::from_waker(Waker::noop());
-        self.drive(&mut cx).is_pending() && self.sender.is_ready()
+        self.poll_driver(&mut cx).is_pending() && self.sender.is_ready()
     }
 
     /// Sends `request` and waits for the head of the answer.
     pub(super) async fn exchange(
         mut self,
-        request: Request<Spliced>,
-    ) -> Result<(Response<()>, Answer), Broken> {
+        request: Request<SplicedBody>,
+    ) -> Result<(Response<()>, EngineResponseBody), ExchangeError> {
         let reused = self.reused;
         let mut head = pin!(self.sender.send_request(request));
         let response = poll_fn(|cx| {
-            let ended = drive(&mut self.driver, cx);
+            let ended = poll_driver(&mut self.driver, cx);
             match head.as_mut().poll(cx) {
                 Poll::Ready(Ok(response)) => Poll::Ready(Ok(response)),
-                Poll::Ready(Err(error)) => Poll::Ready(Err(Broken { error: Some(error), reused })),
-                Poll::Pending => ended.map(|error| Err(Broken { error, reused })),
+                Poll::Ready(Err(error)) => Poll::Ready(Err(ExchangeError { error: Some(error), reused })),
+                Poll::Pending => ended.map(|error| Err(ExchangeError { error, reused })),
             }
         })
         .await?;
         let (parts, body) = response.into_parts();
-        Ok((Response::from_parts(parts, ()), Answer { body, connection: self }))
+        Ok((Response::from_parts(parts, ()), EngineResponseBody { body, connection: self }))
     }
 }
 
 /// Over TCP or TLS.
-type Driver = Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>;
+type ConnectionDriver = Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>;
 
-/// As [`Connection::drive`], on the field alone, so that the sender can be borrowed meanwhile.
-fn drive(driver: &mut Option<Driver>, cx: &mut Context<'_>) -> Poll<Option<hyper::Error>> {
+/// As [`EngineConnection::poll_driver`], on the field alone, so that the sender can be borrowed meanwhile.
+fn poll_driver(driver: &mut Option<ConnectionDriver>, cx: &mut Context<'_>) -> Poll<Option<hyper::Error>> {
     let Some(machine) = driver.as_mut() else { return Poll::Ready(None) };
     match machine.as_mut().poll(cx) {
         Poll::Pending => Poll::Pending,
@@ -107,7 +107,7 @@ fn drive(driver: &mut Option<Driver>, cx: &mut Context<'_>) -> Poll<Option<hyper
     }
 }
 
-impl std::fmt::Debug for Connection {
+impl std::fmt::Debug for EngineConnection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Connection").field("reused", &self.reused).finish_non_exhaustive()
     }
@@ -115,7 +115,7 @@ impl std::fmt::Debug for Connection {
 
 /// An exchange that ended before the head of the answer.
 #[derive(Debug)]
-pub(super) struct Broken {
+pub(super) struct ExchangeError {
     /// `None` if the peer just closed.
     pub(super) error: Option<hyper::Error>,
     /// On a connection that had served before: the peer may have closed it before it saw the request.
@@ -124,12 +124,12 @@ pub(super) struct Broken {
 
 /// The body of an answer, with the connection that brings it.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct EngineResponseBody {
     body: Incoming,
-    connection: Connection,
+    connection: EngineConnection,
 }
 
-impl Answer {
+impl EngineResponseBody {
     /// The next piece of the body; `None` at its end.
     ///
     /// The body can only advance through the connection, which is polled right here with the caller's waker. So
@@ -141,7 +141,7 @@ impl Answer {
         if let Some(next) = self.take_frame() {
             return Poll::Ready(next);
         }
-        let ended = self.connection.drive(cx);
+        let ended = self.connection.poll_driver(cx);
         match (self.take_frame(), ended) {
             (Some(next), _) => Poll::Ready(next),
             (None, Poll::Pending) => Poll::Pending,
@@ -167,7 +167,7 @@ impl Answer {
     }
 
     /// Gives the connection back after the body's end, if it can serve again.
-    pub(super) fn into_connection(self) -> Option<Connection> {
+    pub(super) fn into_connection(self) -> Option<EngineConnection> {
         let mut connection = self.connection;
         drop(self.body);
         connection.reused = true;

@@ -10,30 +10,30 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Response;
-use moongate_runtime::tls_remedy;
+use moongate_runtime::tls_error_hint;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::connection::{Answer, Broken};
-use super::pool::{Pool, PreparedRequest};
-use crate::relay::SseFault;
+use super::connection::{EngineResponseBody, ExchangeError};
+use super::pool::{ConnectionPool, PreparedRequest};
+use crate::relay::SseError;
 
 /// Time limits of one leg.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct LegLimits {
+pub(crate) struct LegTimeouts {
     /// From sending to the first byte of the body.
     pub(crate) first_byte: Duration,
     /// Between two pieces of the body.
     pub(crate) idle: Duration,
     /// Quiet is reported after each such time before the first byte of the body.
-    pub(crate) check_waiting: Duration,
+    pub(crate) first_byte_check: Duration,
     /// The same between two pieces.
-    pub(crate) check_idle: Duration,
+    pub(crate) idle_check: Duration,
 }
 
-impl LegLimits {
+impl LegTimeouts {
     /// Time limits of a leg that does not report quiet.
     pub(crate) fn new(first_byte: Duration, idle: Duration) -> Self {
-        Self { first_byte, idle, check_waiting: first_byte, check_idle: idle }
+        Self { first_byte, idle, first_byte_check: first_byte, idle_check: idle }
     }
 }
 
@@ -45,7 +45,7 @@ pub(crate) enum LegEvent {
     /// A piece of the body.
     Data(Bytes),
     /// No data for one of the check times. The leg continues.
-    Quiet,
+    Idle,
     /// The body is complete. Comes last.
     End,
     /// The leg failed. Comes last.
@@ -70,9 +70,9 @@ pub(crate) enum LegError {
     /// The engine answered with an error status.
     Status(http::StatusCode, Bytes),
     /// The engine answered with something that is not its protocol.
-    Garbage(&'static str),
+    ProtocolViolation(&'static str),
     /// The engine reported an error inside a stream.
-    Reported(Bytes),
+    EngineError(Bytes),
 }
 
 impl fmt::Display for LegError {
@@ -80,7 +80,7 @@ impl fmt::Display for LegError {
         match self {
             LegError::Connect(error) => {
                 write!(f, "no connection: {error}")?;
-                remedy(f, error)
+                write_source(f, error)
             }
             LegError::NoConnectionLeft => f.write_str(
                 "got no connection: this gateway has as many as its limit of open files allows (ulimit -n)",
@@ -90,21 +90,21 @@ impl fmt::Display for LegError {
                 if let Some(source) = std::error::Error::source(error) {
                     write!(f, ": {source}")?;
                 }
-                remedy(f, error)
+                write_source(f, error)
             }
             LegError::Closed => f.write_str("the connection closed before the answer was complete"),
             LegError::Timeout(what, limit) => write!(f, "{what} within {limit:?}"),
             LegError::Silent(silence) => write!(f, "has produced no output for {silence:?}"),
             LegError::Status(status, body) => write!(f, "answered {status}: {}", excerpt(body)),
-            LegError::Garbage(what) => f.write_str(what),
-            LegError::Reported(event) => write!(f, "reported an error: {}", excerpt(event)),
+            LegError::ProtocolViolation(what) => f.write_str(what),
+            LegError::EngineError(event) => write!(f, "reported an error: {}", excerpt(event)),
         }
     }
 }
 
 /// Adds what to do about it, if TLS was the trouble.
-fn remedy(f: &mut fmt::Formatter<'_>, error: &(dyn std::error::Error + 'static)) -> fmt::Result {
-    tls_remedy(error).map_or(Ok(()), |remedy| write!(f, "; {remedy}"))
+fn write_source(f: &mut fmt::Formatter<'_>, error: &(dyn std::error::Error + 'static)) -> fmt::Result {
+    tls_error_hint(error).map_or(Ok(()), |remedy| write!(f, "; {remedy}"))
 }
 
 /// The start of an engine's text, for messages.
@@ -114,17 +114,17 @@ fn excerpt(body: &[u8]) -> String {
     text.trim().to_owned()
 }
 
-impl From<Broken> for LegError {
-    fn from(broken: Broken) -> Self {
+impl From<ExchangeError> for LegError {
+    fn from(broken: ExchangeError) -> Self {
         broken.error.map_or(LegError::Closed, LegError::Transport)
     }
 }
 
-impl From<SseFault> for LegError {
-    fn from(fault: SseFault) -> Self {
+impl From<SseError> for LegError {
+    fn from(fault: SseError) -> Self {
         match fault {
-            SseFault::Garbage(what) => LegError::Garbage(what),
-            SseFault::Reported(json) => LegError::Reported(json),
+            SseError::Malformed(what) => LegError::ProtocolViolation(what),
+            SseError::EngineError(json) => LegError::EngineError(json),
         }
     }
 }
@@ -155,8 +155,8 @@ impl LegError {
             LegError::Silent(_) => "silent",
             LegError::Status(status, _) if status.is_client_error() => "status_4xx",
             LegError::Status(..) => "status_5xx",
-            LegError::Garbage(_) => "garbage",
-            LegError::Reported(_) => "reported",
+            LegError::ProtocolViolation(_) => "garbage",
+            LegError::EngineError(_) => "reported",
         }
     }
 
@@ -170,53 +170,59 @@ impl LegError {
     }
 }
 
-type Opening = Pin<Box<dyn Future<Output = Result<(Response<()>, Answer), LegError>> + Send>>;
+type ExchangeFuture =
+    Pin<Box<dyn Future<Output = Result<(Response<()>, EngineResponseBody), LegError>> + Send>>;
 
-enum State {
-    Opening(Opening),
-    Body(Box<Answer>),
+enum LegState {
+    Opening(ExchangeFuture),
+    Body(Box<EngineResponseBody>),
     Ended,
 }
 
 /// An exchange in progress. Dropping it closes the connection unless the answer was read to its end.
-pub(crate) struct Leg {
-    state: State,
-    pool: Arc<Pool>,
-    limits: LegLimits,
+pub(crate) struct LegExchange {
+    state: LegState,
+    pool: Arc<ConnectionPool>,
+    limits: LegTimeouts,
     timer: Pin<Box<Sleep>>,
     /// When the running time limit ends. The timer is only moved when it fires, because moving it costs more
     /// than reading the clock; it fires at the check times too.
     deadline: Instant,
     started: Instant,
     /// When the last piece of the body came.
-    heard: Option<Instant>,
+    last_data_at: Option<Instant>,
     running: bool,
 }
 
-impl Leg {
+impl LegExchange {
     /// Starts an exchange now: nothing is sent before the first poll.
-    pub(crate) fn start(pool: Arc<Pool>, request: PreparedRequest, limits: LegLimits, now: Instant) -> Self {
+    pub(crate) fn start(
+        pool: Arc<ConnectionPool>,
+        request: PreparedRequest,
+        limits: LegTimeouts,
+        now: Instant,
+    ) -> Self {
         let deadline = now + limits.first_byte;
         let opening = {
             let pool = pool.clone();
             Box::pin(async move { pool.exchange(request).await })
         };
-        let timer = Box::pin(sleep_until(deadline.min(now + limits.check_waiting)));
+        let timer = Box::pin(sleep_until(deadline.min(now + limits.first_byte_check)));
         Self {
-            state: State::Opening(opening),
+            state: LegState::Opening(opening),
             pool,
             limits,
             timer,
             deadline,
             started: now,
-            heard: None,
+            last_data_at: None,
             running: true,
         }
     }
 
     /// Whether more events can come.
     pub(crate) fn is_open(&self) -> bool {
-        !matches!(self.state, State::Ended)
+        !matches!(self.state, LegState::Ended)
     }
 
     /// Whether the engine may still be working on it.
@@ -230,27 +236,27 @@ impl Leg {
     }
 
     /// When the last piece of the body came.
-    pub(crate) fn heard(&self) -> Option<Instant> {
-        self.heard
+    pub(crate) fn last_data_at(&self) -> Option<Instant> {
+        self.last_data_at
     }
 
-    /// The next event. After [`LegEvent::End`] or [`LegEvent::Failed`] it stays pending.
+    /// The next event. After [`LegEvent::RequestEndFields`] or [`LegEvent::Failed`] it stays pending.
     pub(crate) fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<LegEvent> {
         let event = match &mut self.state {
-            State::Ended => return Poll::Pending,
-            State::Opening(opening) => match opening.as_mut().poll(cx) {
+            LegState::Ended => return Poll::Pending,
+            LegState::Opening(opening) => match opening.as_mut().poll(cx) {
                 Poll::Pending => return self.poll_deadline(cx),
                 Poll::Ready(Ok((head, answer))) => {
-                    self.state = State::Body(Box::new(answer));
+                    self.state = LegState::Body(Box::new(answer));
                     return Poll::Ready(LegEvent::Head(head));
                 }
                 Poll::Ready(Err(error)) => LegEvent::Failed(error),
             },
-            State::Body(answer) => match answer.poll_data(cx) {
+            LegState::Body(answer) => match answer.poll_data(cx) {
                 Poll::Pending => return self.poll_deadline(cx),
                 Poll::Ready(Some(Ok(data))) => {
                     let now = Instant::now();
-                    self.heard = Some(now);
+                    self.last_data_at = Some(now);
                     self.deadline = now + self.limits.idle;
                     return Poll::Ready(LegEvent::Data(data));
                 }
@@ -260,8 +266,8 @@ impl Leg {
             },
         };
         self.running = false;
-        let state = std::mem::replace(&mut self.state, State::Ended);
-        if let (LegEvent::End, State::Body(answer)) = (&event, state)
+        let state = std::mem::replace(&mut self.state, LegState::Ended);
+        if let (LegEvent::End, LegState::Body(answer)) = (&event, state)
             && let Some(connection) = answer.into_connection()
         {
             self.pool.checkin(connection);
@@ -274,30 +280,30 @@ impl Leg {
             let now = Instant::now();
             if now >= self.deadline {
                 // Still running: a silent engine has not been told to stop yet.
-                self.state = State::Ended;
-                let error = if self.heard.is_some() {
+                self.state = LegState::Ended;
+                let error = if self.last_data_at.is_some() {
                     LegError::Timeout("sent no more data", self.limits.idle)
                 } else {
                     LegError::Timeout("sent no data", self.limits.first_byte)
                 };
                 return Poll::Ready(LegEvent::Failed(error));
             }
-            let (since, check) = match self.heard {
-                Some(heard) => (heard, self.limits.check_idle),
-                None => (self.started, self.limits.check_waiting),
+            let (since, check) = match self.last_data_at {
+                Some(heard) => (heard, self.limits.idle_check),
+                None => (self.started, self.limits.first_byte_check),
             };
             let is_quiet = now >= since + check;
             let next = if is_quiet { now + check } else { since + check };
             self.timer.as_mut().reset(next.min(self.deadline));
             if is_quiet {
-                return Poll::Ready(LegEvent::Quiet);
+                return Poll::Ready(LegEvent::Idle);
             }
         }
         Poll::Pending
     }
 }
 
-impl fmt::Debug for Leg {
+impl fmt::Debug for LegExchange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Leg").field("engine", &self.pool.authority()).field("running", &self.running).finish()
     }

@@ -7,5 +7,5 @@ mod connection;
 mod leg;
 mod pool;
 
-pub(crate) use leg::{Leg, LegError, LegEvent, LegLimits};
-pub(crate) use pool::{Pool, PoolLimits, PreparedRequest, parts};
+pub(crate) use leg::{LegError, LegEvent, LegExchange, LegTimeouts};
+pub(crate) use pool::{ConnectionPool, ConnectionPoolLimits, PreparedRequest, split_url};

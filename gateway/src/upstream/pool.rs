@@ -7,19 +7,19 @@ use std::time::Duration;
 
 use http::header::HOST;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
-use moongate_runtime::Trust;
+use moongate_runtime::ClientTls;
 use moongate_runtime::net::TcpStream;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
-use super::connection::{Answer, Broken, Connection, OpenGuard};
+use super::connection::{EngineConnection, EngineConnectionGuard, EngineResponseBody, ExchangeError};
 use super::leg::LegError;
-use crate::prompt::Spliced;
+use crate::request_body::SplicedBody;
 
 /// Bounds of a pool.
 #[derive(Debug, Clone)]
-pub(crate) struct PoolLimits {
+pub(crate) struct ConnectionPoolLimits {
     /// Time for DNS and the handshakes of TCP and TLS.
     pub(crate) connect_timeout: Duration,
     /// Idle connections kept per engine.
@@ -30,29 +30,29 @@ pub(crate) struct PoolLimits {
     /// Connections to all engines together.
     pub(crate) connections: Arc<Semaphore>,
     /// Whom engines with `https://` URLs are known by.
-    pub(crate) trust: Trust,
+    pub(crate) trust: ClientTls,
 }
 
 /// Connections to one engine.
 #[derive(Debug)]
-pub(crate) struct Pool {
+pub(crate) struct ConnectionPool {
     authority: String,
     /// The authority as a header; `None` if it cannot be one.
     host: Option<HeaderValue>,
-    secured: bool,
-    limits: PoolLimits,
-    idle: Mutex<Vec<Connection>>,
+    tls: bool,
+    limits: ConnectionPoolLimits,
+    idle: Mutex<Vec<EngineConnection>>,
     open: Arc<AtomicUsize>,
 }
 
-impl Pool {
+impl ConnectionPool {
     /// `url` is `http://host:port` or `https://host:port`.
-    pub(crate) fn new(url: &str, limits: PoolLimits) -> Self {
-        let (secured, authority) = parts(url);
+    pub(crate) fn new(url: &str, limits: ConnectionPoolLimits) -> Self {
+        let (tls, authority) = split_url(url);
         Self {
             authority: authority.to_owned(),
             host: HeaderValue::from_str(authority).ok(),
-            secured,
+            tls,
             limits,
             idle: Mutex::new(Vec::new()),
             open: Arc::default(),
@@ -61,7 +61,7 @@ impl Pool {
 
     /// Whether this is where its connections go.
     pub(crate) fn goes_to(&self, url: &str) -> bool {
-        (self.secured, self.authority()) == parts(url)
+        (self.tls, self.authority()) == split_url(url)
     }
 
     /// Connections that exist now, in use or idle.
@@ -84,11 +84,12 @@ impl Pool {
     pub(super) async fn exchange(
         &self,
         request: PreparedRequest,
-    ) -> Result<(Response<()>, Answer), LegError> {
+    ) -> Result<(Response<()>, EngineResponseBody), LegError> {
         if let Some(connection) = self.checkout() {
             match connection.exchange(request.to(self.host.as_ref())).await {
                 Ok(answer) => return Ok(answer),
-                Err(Broken { reused: true, error }) if error.as_ref().is_none_or(closed_before_answer) => {}
+                Err(ExchangeError { reused: true, error })
+                    if error.as_ref().is_none_or(closed_before_answer) => {}
                 Err(broken) => return Err(LegError::from(broken)),
             }
         }
@@ -97,7 +98,7 @@ impl Pool {
     }
 
     /// Takes back a connection.
-    pub(super) fn checkin(&self, connection: Connection) {
+    pub(super) fn checkin(&self, connection: EngineConnection) {
         // With none left, another engine may be waiting for this one's.
         let is_needed = self.limits.connections.available_permits() == 0;
         let mut idle = self.idle.lock();
@@ -117,7 +118,7 @@ impl Pool {
         self.idle.lock().clear();
     }
 
-    fn checkout(&self) -> Option<Connection> {
+    fn checkout(&self) -> Option<EngineConnection> {
         loop {
             let mut connection = self.idle.lock().pop()?;
             if connection.idle_since.elapsed() < self.limits.idle_timeout && connection.is_reusable() {
@@ -126,29 +127,29 @@ impl Pool {
         }
     }
 
-    async fn connect(&self) -> Result<Connection, LegError> {
+    async fn connect(&self) -> Result<EngineConnection, LegError> {
         let begun = Instant::now();
         let permit = timeout(self.limits.connect_timeout, self.limits.connections.clone().acquire_owned());
         let Ok(Ok(permit)) = permit.await else { return Err(LegError::NoConnectionLeft) };
-        let open = OpenGuard::new(&self.open, permit);
+        let open = EngineConnectionGuard::new(&self.open, permit);
         let late = |what| LegError::Connect(io::Error::new(io::ErrorKind::TimedOut, what));
         let stream = timeout(self.limits.connect_timeout, TcpStream::connect(&self.authority)).await;
-        let stream = stream.map_err(|_| late("no TCP connection in time"))?.map_err(refused)?;
+        let stream = stream.map_err(|_| late("no TCP connection in time"))?.map_err(connect_error)?;
         stream.set_nodelay(true).map_err(LegError::Connect)?;
-        if !self.secured {
-            return Connection::handshake(stream, open).await.map_err(LegError::Transport);
+        if !self.tls {
+            return EngineConnection::handshake(stream, open).await.map_err(LegError::Transport);
         }
         let host = self.authority.rsplit_once(':').map_or(&*self.authority, |(host, _)| host);
         let shaking = self.limits.trust.connect(host.trim_matches(['[', ']']), stream);
         let left = self.limits.connect_timeout.saturating_sub(begun.elapsed());
         let stream = timeout(left, shaking).await.map_err(|_| late("no TLS handshake in time"))?;
         let stream = stream.map_err(LegError::Connect)?;
-        Connection::handshake(stream, open).await.map_err(LegError::Transport)
+        EngineConnection::handshake(stream, open).await.map_err(LegError::Transport)
     }
 }
 
 /// A connection that could not be opened: by this process, or at the engine.
-fn refused(error: io::Error) -> LegError {
+fn connect_error(error: io::Error) -> LegError {
     const ENFILE: i32 = 23;
     const EMFILE: i32 = 24;
     match error.raw_os_error() {
@@ -158,7 +159,7 @@ fn refused(error: io::Error) -> LegError {
 }
 
 /// Whether a URL asks for TLS, and its `host:port`.
-pub(crate) fn parts(url: &str) -> (bool, &str) {
+pub(crate) fn split_url(url: &str) -> (bool, &str) {
     let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
     (scheme == "https", rest.trim_end_matches('/'))
 }
@@ -172,18 +173,18 @@ pub(crate) struct PreparedRequest {
     /// What it has in common with other legs of its request.
     pub(crate) headers: Arc<HeaderMap>,
     /// Headers of its own, which replace those of the same name. The pool adds `host`.
-    pub(crate) own: Vec<(HeaderName, HeaderValue)>,
-    pub(crate) body: Spliced,
+    pub(crate) extra_headers: Vec<(HeaderName, HeaderValue)>,
+    pub(crate) body: SplicedBody,
 }
 
 impl PreparedRequest {
-    fn to(&self, host: Option<&HeaderValue>) -> Request<Spliced> {
+    fn to(&self, host: Option<&HeaderValue>) -> Request<SplicedBody> {
         let mut request = Request::new(self.body.clone());
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = self.uri.clone();
         let mut headers = HeaderMap::clone(&self.headers);
         let host = host.map(|host| (HOST, host.clone()));
-        for (name, value) in self.own.iter().cloned().chain(host) {
+        for (name, value) in self.extra_headers.iter().cloned().chain(host) {
             headers.insert(name, value);
         }
         *request.headers_mut() = headers;

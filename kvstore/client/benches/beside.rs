@@ -9,13 +9,13 @@
     reason = "a program for developers"
 )]
 
-#[path = "../../tests/store/world.rs"]
+#[path = "../../tests/store/harness.rs"]
 mod world;
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use moongate_kvclient::{Client, Options, PutOptions};
+use moongate_kvclient::{KvClient, KvClientOptions, PutOptions};
 use moongate_runtime::Supervisor;
 use serde::Deserialize;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
@@ -28,7 +28,7 @@ const SIZES: [(usize, usize); 4] = [(64 << 10, 1000), (1 << 20, 200), (4 << 20, 
 
 /// What a round of one client showed.
 #[derive(Deserialize)]
-struct Round {
+struct RoundTiming {
     /// Seconds.
     wall: f64,
     /// Seconds of CPU of the client.
@@ -38,13 +38,13 @@ struct Round {
 }
 
 /// Mooncake's own client, in a process of its own.
-struct Theirs {
+struct MooncakeClientProcess {
     _child: Child,
     stdin: ChildStdin,
     lines: Lines<BufReader<ChildStdout>>,
 }
 
-impl Theirs {
+impl MooncakeClientProcess {
     async fn start(rpc: &str) -> Self {
         let mut command = program(NEWEST, "speed.py").await;
         command.args([rpc, HANDSHAKE]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -67,27 +67,34 @@ impl Theirs {
         tokio::time::timeout(LIMIT, answer).await.expect("speed.py answers in time")
     }
 
-    async fn round(&mut self, what: &str, prefix: &str, size: usize, count: usize, threads: usize) -> Round {
+    async fn round(
+        &mut self,
+        what: &str,
+        prefix: &str,
+        size: usize,
+        count: usize,
+        threads: usize,
+    ) -> RoundTiming {
         self.stdin.write_all(format!("{what} {prefix} {size} {count} {threads}\n").as_bytes()).await.unwrap();
         serde_json::from_str(&self.answer().await).unwrap()
     }
 }
 
 /// A thread with a runtime and a client of its own.
-struct Worker {
+struct ClientBenchWorker {
     runtime: tokio::runtime::Runtime,
-    client: Client,
+    client: KvClient,
     buffer: Vec<u8>,
 }
 
-fn ours(rpc: &str) -> Vec<Worker> {
+fn ours(rpc: &str) -> Vec<ClientBenchWorker> {
     let worker = |_| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let mut options = Options::default();
+        let mut options = KvClientOptions::default();
         options.master.connections = 1;
-        let client = runtime.block_on(async { Client::new(rpc, options, &Supervisor::new()).unwrap() });
+        let client = runtime.block_on(async { KvClient::new(rpc, options, &Supervisor::new()).unwrap() });
         let buffer = (0..SIZES[3].0).map(|at| at as u8).collect();
-        Worker { runtime, client, buffer }
+        ClientBenchWorker { runtime, client, buffer }
     };
     (0..2).map(worker).collect()
 }
@@ -99,7 +106,13 @@ fn cpu_of(process: &str) -> f64 {
     (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / 100.0
 }
 
-fn our_round(workers: &mut [Worker], what: &str, prefix: &str, size: usize, count: usize) -> Round {
+fn our_round(
+    workers: &mut [ClientBenchWorker],
+    what: &str,
+    prefix: &str,
+    size: usize,
+    count: usize,
+) -> RoundTiming {
     let threads = workers.len();
     let (began, used) = (Instant::now(), cpu_of("self"));
     let calls = std::thread::scope(|scope| {
@@ -133,7 +146,7 @@ fn our_round(workers: &mut [Worker], what: &str, prefix: &str, size: usize, coun
             .collect();
         started.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
-    Round { wall: began.elapsed().as_secs_f64(), cpu: cpu_of("self") - used, calls }
+    RoundTiming { wall: began.elapsed().as_secs_f64(), cpu: cpu_of("self") - used, calls }
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {
@@ -149,12 +162,12 @@ fn main() {
     let (master, _node, mut theirs) = runtime.block_on(async {
         let master = RealMaster::start(NEWEST).await;
         let node = RealNode::start(&master, HANDSHAKE, 1024).await;
-        let theirs = Theirs::start(&master.rpc).await;
+        let theirs = MooncakeClientProcess::start(&master.rpc).await;
         (master, node, theirs)
     });
     let mut workers = ours(&master.rpc);
-    let cleaner =
-        runtime.block_on(async { Client::new(&master.rpc, Options::default(), &supervisor).unwrap() });
+    let cleaner = runtime
+        .block_on(async { KvClient::new(&master.rpc, KvClientOptions::default(), &supervisor).unwrap() });
     println!(
         "size       thr call | theirs GB/s   ours GB/s  ratio | p99 ms theirs   ours  ratio | CPU s/GB theirs  ours  ratio"
     );
@@ -165,8 +178,8 @@ fn main() {
             continue;
         }
         for threads in [1, 2] {
-            let mut puts: [Vec<Round>; 2] = Default::default();
-            let mut gets: [Vec<Round>; 2] = Default::default();
+            let mut puts: [Vec<RoundTiming>; 2] = Default::default();
+            let mut gets: [Vec<RoundTiming>; 2] = Default::default();
             for round in 0..rounds {
                 // In turns, and who begins changes.
                 for who in [round % 2, (round + 1) % 2] {
@@ -185,11 +198,11 @@ fn main() {
             }
             for (what, [theirs, ours]) in [("put", puts), ("get", gets)] {
                 let bytes = (size * count) as f64 / 1e9;
-                let speed = |rounds: &[Round]| bytes / median(rounds.iter().map(|it| it.wall));
-                let cpu = |rounds: &[Round]| {
+                let speed = |rounds: &[RoundTiming]| bytes / median(rounds.iter().map(|it| it.wall));
+                let cpu = |rounds: &[RoundTiming]| {
                     rounds.iter().map(|it| it.cpu).sum::<f64>() / bytes / rounds.len() as f64
                 };
-                let p99 = |rounds: &[Round]| {
+                let p99 = |rounds: &[RoundTiming]| {
                     let mut calls: Vec<f64> = rounds.iter().flat_map(|it| it.calls.iter().copied()).collect();
                     calls.sort_by(f64::total_cmp);
                     calls[(calls.len() * 99 / 100).min(calls.len() - 1)] * 1e3

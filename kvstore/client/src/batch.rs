@@ -6,20 +6,20 @@ use std::time::Instant;
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt as _};
 use mooncake_wire::ErrorCode;
-use mooncake_wire::types::{ObjectMeta, Replica as WireReplica};
-use moongate_kvstore::rpc::{Mode, RpcError};
+use mooncake_wire::types::{ObjectMeta, ReplicaDescriptor as WireReplica};
+use moongate_kvstore::rpc::{PutMode, RpcError};
 
-use crate::client::Client;
+use crate::client::KvClient;
 use crate::error::KvError;
-use crate::locate::Located;
+use crate::key_locks::KeyLockGuard;
+use crate::locate::ObjectLocation;
 use crate::options::PutOptions;
-use crate::turns::Turn;
-use crate::write::{Put, Started, may_go_on};
+use crate::write::{InFlightPuts, PutOutcome, may_still_be_writing};
 
 /// Keys of one call to the master.
 const KEYS_PER_CALL: usize = 1024;
 
-impl Client {
+impl KvClient {
     /// Gets several objects. The results are in the keys' order.
     pub async fn get_batch(&self, keys: &[&str]) -> Vec<Result<Bytes, KvError>> {
         let mut results = Vec::with_capacity(keys.len());
@@ -56,46 +56,46 @@ impl Client {
         &self,
         objects: &[(&str, &[u8])],
         options: &PutOptions,
-    ) -> Vec<Result<Put, KvError>> {
-        self.store_batch(Mode::Put, objects, options).await
+    ) -> Vec<Result<PutOutcome, KvError>> {
+        self.store_batch(PutMode::Put, objects, options).await
     }
 
-    /// [`Client::upsert`] for several objects. The results are in their order.
+    /// [`KvClient::upsert`] for several objects. The results are in their order.
     pub async fn upsert_batch(
         &self,
         objects: &[(&str, &[u8])],
         options: &PutOptions,
-    ) -> Vec<Result<Put, KvError>> {
-        objects.iter().for_each(|(key, _)| self.shared.cache.forget(key));
-        self.store_batch(Mode::Upsert, objects, options).await
+    ) -> Vec<Result<PutOutcome, KvError>> {
+        objects.iter().for_each(|(key, _)| self.shared.cache.remove(key));
+        self.store_batch(PutMode::Upsert, objects, options).await
     }
 
     async fn store_batch(
         &self,
-        mode: Mode,
+        mode: PutMode,
         objects: &[(&str, &[u8])],
         options: &PutOptions,
-    ) -> Vec<Result<Put, KvError>> {
+    ) -> Vec<Result<PutOutcome, KvError>> {
         let mut results = Vec::with_capacity(objects.len());
         for objects in objects.chunks(KEYS_PER_CALL) {
-            results.extend(self.store_some(mode, objects, options).await);
+            results.extend(self.store_chunk(mode, objects, options).await);
         }
         results
     }
 
     /// What one call to the master can start.
-    async fn store_some(
+    async fn store_chunk(
         &self,
-        mode: Mode,
+        mode: PutMode,
         objects: &[(&str, &[u8])],
         options: &PutOptions,
-    ) -> Vec<Result<Put, KvError>> {
-        let turns: Vec<Option<Turn>> =
-            objects.iter().map(|(key, _)| self.shared.turns.try_take(key)).collect();
+    ) -> Vec<Result<PutOutcome, KvError>> {
+        let turns: Vec<Option<KeyLockGuard>> =
+            objects.iter().map(|(key, _)| self.shared.key_locks.try_lock(key)).collect();
         let starts = self.start_all(mode, objects, &turns, options).await;
         let begun: Vec<bool> = starts.iter().map(Result::is_ok).collect();
         let open = objects.iter().zip(&begun).filter(|(_, begun)| **begun).map(|((key, _), _)| *key);
-        let mut open = Started::new(self, mode, open.collect(), turns.into_iter().flatten().collect());
+        let mut open = InFlightPuts::new(self, mode, open.collect(), turns.into_iter().flatten().collect());
         let writes = objects.iter().zip(starts).map(|((key, bytes), start)| async move {
             match start {
                 Ok(replicas) => self.write(key, &replicas, bytes).await,
@@ -106,18 +106,22 @@ impl Client {
         let failed: HashSet<&str> = objects
             .iter()
             .zip(begun.iter().zip(&results))
-            .filter(|(_, (begun, result))| **begun && result.as_ref().is_err_and(|error| !may_go_on(error)))
+            .filter(|(_, (begun, result))| {
+                **begun && result.as_ref().is_err_and(|error| !may_still_be_writing(error))
+            })
             .map(|((key, _), _)| *key)
             .collect();
-        open.keep(|key| failed.contains(key));
+        open.retain_keys(|key| failed.contains(key));
         self.end_all(mode, objects, &mut results).await;
         open.revoke().await;
         // One by one, those are tried again for which that may help.
         let again = objects.iter().zip(results).map(|((key, bytes), result)| async move {
             match result {
-                Ok(()) => Ok(Put::Stored),
-                Err(error) if error.code() == Some(ErrorCode::OBJECT_ALREADY_EXISTS) => Ok(Put::AlreadyThere),
-                Err(error) if may_help(&error) => self.store(mode, key, bytes, options).await,
+                Ok(()) => Ok(PutOutcome::Stored),
+                Err(error) if error.code() == Some(ErrorCode::OBJECT_ALREADY_EXISTS) => {
+                    Ok(PutOutcome::AlreadyExists)
+                }
+                Err(error) if is_retryable(&error) => self.store(mode, key, bytes, options).await,
                 Err(error) => Err(error),
             }
         });
@@ -126,9 +130,9 @@ impl Client {
 
     async fn start_all(
         &self,
-        mode: Mode,
+        mode: PutMode,
         objects: &[(&str, &[u8])],
-        turns: &[Option<Turn>],
+        turns: &[Option<KeyLockGuard>],
         options: &PutOptions,
     ) -> Vec<Result<Vec<WireReplica<String>>, KvError>> {
         // Of nothing and of twins there is nothing to write. The master would refuse them, too, but perhaps all.
@@ -166,7 +170,7 @@ impl Client {
     }
 
     /// Makes visible what has been written.
-    async fn end_all(&self, mode: Mode, objects: &[(&str, &[u8])], results: &mut [Result<(), KvError>]) {
+    async fn end_all(&self, mode: PutMode, objects: &[(&str, &[u8])], results: &mut [Result<(), KvError>]) {
         let written: Vec<_> = objects.iter().zip(results).filter(|(_, result)| result.is_ok()).collect();
         if written.is_empty() {
             return;
@@ -192,7 +196,7 @@ impl Client {
     }
 
     /// Asks the master where objects are, in the keys' order.
-    async fn locate_all(&self, keys: &[&str]) -> Vec<Result<Located, KvError>> {
+    async fn locate_all(&self, keys: &[&str]) -> Vec<Result<ObjectLocation, KvError>> {
         let asked = Instant::now();
         match self.shared.objects.replicas_of(keys.to_vec()).await {
             Ok(answers) => {
@@ -214,15 +218,16 @@ impl Client {
 }
 
 /// What becomes of an object of which this client is writing another: a put leaves that, an upsert comes after it.
-fn being_written(mode: Mode) -> ErrorCode {
+fn being_written(mode: PutMode) -> ErrorCode {
     match mode {
-        Mode::Put => ErrorCode::OBJECT_ALREADY_EXISTS,
-        Mode::Upsert => ErrorCode::OBJECT_REPLICA_BUSY,
+        PutMode::Put => ErrorCode::OBJECT_ALREADY_EXISTS,
+        PutMode::Upsert => ErrorCode::OBJECT_REPLICA_BUSY,
     }
 }
 
 /// Whether an object that could not be put may be put by trying again.
-fn may_help(error: &KvError) -> bool {
+fn is_retryable(error: &KvError) -> bool {
     let later = [ErrorCode::NO_AVAILABLE_HANDLE, ErrorCode::OBJECT_REPLICA_BUSY].map(Some);
-    later.contains(&error.code()) || (matches!(error, KvError::Transfer { .. }) && !may_go_on(error))
+    later.contains(&error.code())
+        || (matches!(error, KvError::Transfer { .. }) && !may_still_be_writing(error))
 }

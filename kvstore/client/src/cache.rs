@@ -13,40 +13,39 @@ const OVERHEAD: usize = 128;
 /// Keeps objects for as long as the master has promised that they stay, within a number of bytes. Those that are
 /// asked for most often stay longest.
 #[derive(Debug)]
-pub(crate) struct HotCache(Option<Cache<Arc<str>, Kept>>);
+pub(crate) struct HotCache(Option<Cache<Arc<str>, CachedObject>>);
 
 #[derive(Clone, Debug)]
-struct Kept {
+struct CachedObject {
     bytes: Bytes,
-    until: Instant,
+    expires_at: Instant,
 }
 
-struct UntilLeaseEnds;
+struct LeaseExpiry;
 
-impl Expiry<Arc<str>, Kept> for UntilLeaseEnds {
-    fn expire_after_create(&self, _: &Arc<str>, kept: &Kept, now: Instant) -> Option<Duration> {
-        Some(kept.until.saturating_duration_since(now))
+impl Expiry<Arc<str>, CachedObject> for LeaseExpiry {
+    fn expire_after_create(&self, _: &Arc<str>, kept: &CachedObject, now: Instant) -> Option<Duration> {
+        Some(kept.expires_at.saturating_duration_since(now))
     }
 
     fn expire_after_update(
         &self,
         _: &Arc<str>,
-        kept: &Kept,
+        kept: &CachedObject,
         now: Instant,
         _: Option<Duration>,
     ) -> Option<Duration> {
-        Some(kept.until.saturating_duration_since(now))
+        Some(kept.expires_at.saturating_duration_since(now))
     }
 }
 
 impl HotCache {
     /// A cache of that many bytes; none if 0.
     pub(crate) fn new(bytes: u64) -> Self {
-        let weight = |key: &Arc<str>, kept: &Kept| {
+        let weight = |key: &Arc<str>, kept: &CachedObject| {
             u32::try_from(OVERHEAD + key.len() + kept.bytes.len()).unwrap_or(u32::MAX)
         };
-        let build =
-            || Cache::builder().max_capacity(bytes).weigher(weight).expire_after(UntilLeaseEnds).build();
+        let build = || Cache::builder().max_capacity(bytes).weigher(weight).expire_after(LeaseExpiry).build();
         Self((bytes > 0).then(build))
     }
 
@@ -57,23 +56,23 @@ impl HotCache {
     pub(crate) fn get(&self, key: &str) -> Option<Bytes> {
         let kept = self.0.as_ref()?.get(key)?;
         // The cache's clock may lag.
-        (Instant::now() < kept.until).then_some(kept.bytes)
+        (Instant::now() < kept.expires_at).then_some(kept.bytes)
     }
 
-    pub(crate) fn keep(&self, key: &str, bytes: &Bytes, until: Instant) {
+    pub(crate) fn insert(&self, key: &str, bytes: &Bytes, until: Instant) {
         if let Some(cache) = &self.0 {
-            cache.insert(key.into(), Kept { bytes: bytes.clone(), until });
+            cache.insert(key.into(), CachedObject { bytes: bytes.clone(), expires_at: until });
         }
     }
 
     /// Forgets an object that is being replaced or removed.
-    pub(crate) fn forget(&self, key: &str) {
+    pub(crate) fn remove(&self, key: &str) {
         if let Some(cache) = &self.0 {
             cache.invalidate(key);
         }
     }
 
-    pub(crate) fn forget_all(&self) {
+    pub(crate) fn clear(&self) {
         if let Some(cache) = &self.0 {
             cache.invalidate_all();
         }
@@ -88,14 +87,14 @@ mod tests {
     fn objects_are_kept_until_their_lease_ends() {
         let cache = HotCache::new(1 << 20);
         let now = Instant::now();
-        cache.keep("short", &Bytes::from_static(b"s"), now);
-        cache.keep("long", &Bytes::from_static(b"l"), now + Duration::from_secs(3600));
+        cache.insert("short", &Bytes::from_static(b"s"), now);
+        cache.insert("long", &Bytes::from_static(b"l"), now + Duration::from_secs(3600));
         assert_eq!(cache.get("short"), None);
         assert_eq!(cache.get("long").as_deref(), Some(&b"l"[..]));
-        cache.forget("long");
+        cache.remove("long");
         assert_eq!(cache.get("long"), None);
         let off = HotCache::new(0);
-        off.keep("long", &Bytes::from_static(b"l"), now + Duration::from_secs(3600));
+        off.insert("long", &Bytes::from_static(b"l"), now + Duration::from_secs(3600));
         assert!(!off.is_on() && off.get("long").is_none());
     }
 
@@ -104,7 +103,7 @@ mod tests {
         let cache = HotCache::new(100_000);
         let until = Instant::now() + Duration::from_secs(3600);
         for n in 0..100 {
-            cache.keep(&format!("{n}"), &Bytes::from(vec![0; 10_000]), until);
+            cache.insert(&format!("{n}"), &Bytes::from(vec![0; 10_000]), until);
         }
         let inner = cache.0.as_ref().unwrap();
         inner.run_pending_tasks();

@@ -11,9 +11,9 @@ pub(crate) fn checksum(bytes: &[u8]) -> u64 {
 
 /// The checksum of bytes that come one after another, if it is wanted.
 #[derive(Debug)]
-pub(crate) struct Sum(Option<Digest>);
+pub(crate) struct RunningChecksum(Option<Digest>);
 
-impl Sum {
+impl RunningChecksum {
     pub(crate) fn new(is_wanted: bool) -> Self {
         Self(is_wanted.then(|| Digest::new(CrcAlgorithm::Crc64Ecma182)))
     }
@@ -56,15 +56,15 @@ mod tests {
     fn parts_add_up_to_the_whole() {
         let bytes: Vec<u8> = (0..100_000_u32).map(|at| (at % 251) as u8).collect();
         let part = |from: usize, to: usize| {
-            let mut sum = Sum::new(true);
+            let mut sum = RunningChecksum::new(true);
             sum.add(b"what is forgotten");
             sum.restart();
             bytes[from..to].chunks(999).for_each(|piece| sum.add(piece));
             sum
         };
         let whole = [part(1, 40_000), part(40_000, 40_000), part(40_000, 100_000)];
-        let whole = whole.iter().fold(part(0, 1), Sum::then);
+        let whole = whole.iter().fold(part(0, 1), RunningChecksum::then);
         assert_eq!(whole.value(), Some(checksum(&bytes)));
-        assert_eq!(Sum::new(false).then(&part(0, 1)).value(), None);
+        assert_eq!(RunningChecksum::new(false).then(&part(0, 1)).value(), None);
     }
 }

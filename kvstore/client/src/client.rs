@@ -3,59 +3,73 @@
 use std::sync::Arc;
 
 use mooncake_wire::types::Uuid;
-use moongate_kvstore::rpc::{Master, Objects};
+use moongate_kvstore::rpc::{MasterClient, ObjectClient};
 use moongate_runtime::Supervisor;
 use moongate_transfer::DirectoryError;
 
 use crate::cache::HotCache;
-use crate::options::Options;
-use crate::peer::Peers;
-use crate::staged::Disks;
-use crate::turns::Turns;
+use crate::disk_staging::DiskNodeTable;
+use crate::key_locks::KeyLocks;
+use crate::options::KvClientOptions;
+use crate::peer::PeerTable;
 
 /// Puts objects into a store and gets them back. Cloning is cheap, and every clone shares connections and cache.
 #[derive(Clone)]
-pub struct Client {
-    pub(crate) shared: Arc<Shared>,
+pub struct KvClient {
+    pub(crate) shared: Arc<KvClientInner>,
 }
 
-pub(crate) struct Shared {
-    pub(crate) objects: Objects,
-    pub(crate) peers: Peers,
-    pub(crate) disks: Disks,
+pub(crate) struct KvClientInner {
+    pub(crate) objects: ObjectClient,
+    pub(crate) peers: PeerTable,
+    pub(crate) disk_nodes: DiskNodeTable,
     pub(crate) cache: HotCache,
     /// Keys that are being written.
-    pub(crate) turns: Turns,
-    pub(crate) options: Options,
+    pub(crate) key_locks: KeyLocks,
+    pub(crate) options: KvClientOptions,
     pub(crate) supervisor: Supervisor,
 }
 
-impl Client {
+impl KvClient {
     /// A client of the store whose master is at `master`, a `host:port`. Connects when it is used first.
     ///
     /// Must be called inside the runtime in which it is used.
     ///
     /// # Errors
     /// When there can be no client for the metadata server, as for a URL that is none.
-    pub fn new(master: &str, options: Options, supervisor: &Supervisor) -> Result<Self, DirectoryError> {
+    pub fn new(
+        master: &str,
+        options: KvClientOptions,
+        supervisor: &Supervisor,
+    ) -> Result<Self, DirectoryError> {
         let client_id = Uuid { first: fastrand::u64(1..), second: fastrand::u64(1..) };
         let authentication = options.authentication.clone();
-        let master = Master::authenticated(master, options.master, authentication, supervisor);
-        let objects = Objects::new(master, client_id, &options.tenant);
-        let (peers, cache) = (Peers::new(options.clone())?, HotCache::new(options.cache_bytes));
-        let (disks, turns, supervisor) = (Disks::default(), Turns::default(), supervisor.clone());
-        Ok(Self { shared: Arc::new(Shared { objects, peers, disks, cache, turns, options, supervisor }) })
+        let master = MasterClient::authenticated(master, options.master, authentication, supervisor);
+        let objects = ObjectClient::new(master, client_id, &options.tenant);
+        let (peers, cache) = (PeerTable::new(options.clone())?, HotCache::new(options.cache_bytes));
+        let (disks, turns, supervisor) = (DiskNodeTable::default(), KeyLocks::default(), supervisor.clone());
+        Ok(Self {
+            shared: Arc::new(KvClientInner {
+                objects,
+                peers,
+                disk_nodes: disks,
+                cache,
+                key_locks: turns,
+                options,
+                supervisor,
+            }),
+        })
     }
 
     /// The calls to the master that this client makes, for what it has no method for.
     #[must_use]
-    pub fn objects(&self) -> &Objects {
+    pub fn objects(&self) -> &ObjectClient {
         &self.shared.objects
     }
 
     /// Bytes that were moved to or from nodes, until now: each slice of each replica counts when it is through.
     #[must_use]
     pub fn bytes_moved(&self) -> u64 {
-        self.shared.peers.moved()
+        self.shared.peers.transferred_bytes()
     }
 }

@@ -28,14 +28,14 @@ pub enum KvError {
         found: String,
     },
     /// The caller's buffer is too small.
-    #[error("{key:?} has {size} bytes and the buffer only {room}")]
+    #[error("{key:?} has {size} bytes and the buffer only {capacity}")]
     TooSmall {
         /// The object's key.
         key: String,
         /// Bytes of the object.
         size: u64,
         /// Bytes of the buffer.
-        room: usize,
+        capacity: usize,
     },
     /// The object is larger than allowed.
     #[error(

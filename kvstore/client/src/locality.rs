@@ -9,7 +9,7 @@ use ipnet::IpNet;
 /// Where the kernel tells the host's name.
 const HOST_NAME: &str = "/proc/sys/kernel/hostname";
 /// The distance of a node that nothing is known of.
-const FAR: u32 = 100;
+const DEFAULT_DISTANCE: u32 = 100;
 
 /// Which nodes are near this client. A node's distance is 0 on the same host, that of the first rule that fits
 /// it, or else 100.
@@ -17,12 +17,12 @@ const FAR: u32 = 100;
 pub struct Locality {
     /// The names and addresses of this host.
     own: HashSet<String>,
-    rules: Vec<(Place, u32)>,
+    rules: Vec<(LocalityPattern, u32)>,
     host_id: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
+enum LocalityPattern {
     Host(String),
     Network(IpNet),
 }
@@ -65,10 +65,10 @@ impl Locality {
         let (place, distance) = rule.rsplit_once('=').ok_or_else(wrong)?;
         let distance = distance.trim().parse().map_err(|_| wrong())?;
         let place = match (IpNet::from_str(place.trim()), bare(place.trim())) {
-            (Ok(network), _) => Place::Network(network),
+            (Ok(network), _) => LocalityPattern::Network(network),
             (_, "") => return Err(wrong()),
             (_, host) if host.contains('/') => return Err(wrong()),
-            (_, host) => Place::Host(host.to_owned()),
+            (_, host) => LocalityPattern::Host(host.to_owned()),
         };
         self.rules.push((place, distance));
         Ok(self)
@@ -85,12 +85,12 @@ impl Locality {
         if self.own.contains(host) || address.is_some_and(|address| address.is_loopback()) {
             return 0;
         }
-        let fits = |place: &Place| match (place, address) {
-            (Place::Host(name), _) => name == host,
-            (Place::Network(network), Some(address)) => network.contains(&address),
-            (Place::Network(_), None) => false,
+        let fits = |place: &LocalityPattern| match (place, address) {
+            (LocalityPattern::Host(name), _) => name == host,
+            (LocalityPattern::Network(network), Some(address)) => network.contains(&address),
+            (LocalityPattern::Network(_), None) => false,
         };
-        self.rules.iter().find(|(place, _)| fits(place)).map_or(FAR, |(_, distance)| *distance)
+        self.rules.iter().find(|(place, _)| fits(place)).map_or(DEFAULT_DISTANCE, |(_, distance)| *distance)
     }
 }
 
@@ -115,9 +115,9 @@ mod tests {
             ("10.1.2.4:7", 1),
             ("rack-b:7", 2),
             ("[fd00::7]:7", 3),
-            ("10.2.0.1:7", FAR),
-            ("elsewhere:7", FAR),
-            ("", FAR),
+            ("10.2.0.1:7", DEFAULT_DISTANCE),
+            ("elsewhere:7", DEFAULT_DISTANCE),
+            ("", DEFAULT_DISTANCE),
         ] {
             assert_eq!(locality.distance(endpoint), distance, "{endpoint}");
         }

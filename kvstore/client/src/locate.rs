@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 use mooncake_wire::types::{self, ReplicaList, ReplicaMedium, ReplicaStatus};
 use parking_lot::Mutex;
 
-use crate::client::Client;
+use crate::client::KvClient;
 use crate::error::KvError;
-use crate::peer::Peer;
+use crate::peer::PeerNode;
 
 /// What the master knows of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stat {
+pub struct ObjectStat {
     /// Bytes.
     pub size: u64,
     /// Its copies.
-    pub replicas: Vec<Replica>,
+    pub replicas: Vec<ObjectReplica>,
     /// For how long it is leased now, because it was asked for.
     pub lease: Duration,
     /// The writer's checksum, if it gave one.
@@ -25,21 +25,21 @@ pub struct Stat {
 
 /// A copy of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Replica {
+pub struct ObjectReplica {
     /// Unique within a master.
     pub id: u64,
     /// `memory`, `nof`, `disk`, `local disk` or `dfs`.
     pub medium: &'static str,
     /// The node that has it, as `host:port`, or the path of its file.
-    pub place: String,
+    pub location: String,
     /// Where in that node's memory, or in that file.
     pub address: u64,
     /// Whether it can be read.
     pub complete: bool,
 }
 
-impl Replica {
-    fn new(replica: &types::Replica<String>) -> (Self, u64) {
+impl ObjectReplica {
+    fn new(replica: &types::ReplicaDescriptor<String>) -> (Self, u64) {
         let (medium, place, address, size) = match &replica.medium {
             ReplicaMedium::Memory(buffer) => ("memory", &buffer.endpoint, buffer.address, buffer.size),
             ReplicaMedium::Nof(buffer) => ("nof", &buffer.endpoint, buffer.address, buffer.size),
@@ -48,13 +48,13 @@ impl Replica {
             ReplicaMedium::Dfs(file) => ("dfs", &file.file_path, file.offset, file.object_size),
         };
         let (place, complete) = (place.clone(), replica.status == ReplicaStatus::COMPLETE);
-        (Self { id: replica.id, medium, place, address, complete }, size)
+        (Self { id: replica.id, medium, location: place, address, complete }, size)
     }
 }
 
-impl From<&ReplicaList<String>> for Stat {
+impl From<&ReplicaList<String>> for ObjectStat {
     fn from(list: &ReplicaList<String>) -> Self {
-        let (replicas, sizes): (Vec<_>, Vec<_>) = list.replicas.iter().map(Replica::new).unzip();
+        let (replicas, sizes): (Vec<_>, Vec<_>) = list.replicas.iter().map(ObjectReplica::new).unzip();
         Self {
             size: sizes.first().copied().unwrap_or_default(),
             replicas,
@@ -66,32 +66,32 @@ impl From<&ReplicaList<String>> for Stat {
 
 /// Where an object can be read.
 #[derive(Debug)]
-pub(crate) struct Located {
+pub(crate) struct ObjectLocation {
     pub(crate) size: usize,
     /// Replicas in memory.
-    pub(crate) sources: Vec<Source>,
+    pub(crate) sources: Vec<ReplicaSource>,
     /// Where the node is asked that has it on its disk. Of use if there is no other replica.
     pub(crate) disk: Option<Arc<str>>,
-    pub(crate) lease: Lease,
+    pub(crate) lease: ReadLease,
     /// The writer's, if it gave one.
     pub(crate) checksum: Option<u64>,
 }
 
 /// A replica in memory.
 #[derive(Clone, Debug)]
-pub(crate) struct Source {
-    pub(crate) peer: Arc<Peer>,
+pub(crate) struct ReplicaSource {
+    pub(crate) peer: Arc<PeerNode>,
     pub(crate) address: u64,
 }
 
 /// For how long an object neither goes away nor changes. It counts from before the master was asked.
 #[derive(Debug)]
-pub(crate) struct Lease {
+pub(crate) struct ReadLease {
     pub(crate) length: Duration,
     end: Mutex<Instant>,
 }
 
-impl Lease {
+impl ReadLease {
     pub(crate) fn new(asked: Instant, length: Duration) -> Self {
         Self { length, end: Mutex::new(asked + length) }
     }
@@ -100,12 +100,12 @@ impl Lease {
         *self.end.lock()
     }
 
-    pub(crate) fn holds(&self) -> bool {
+    pub(crate) fn is_valid(&self) -> bool {
         Instant::now() < self.end()
     }
 
     /// The master has leased the object again when it was asked then. Of no use if that was too late.
-    pub(crate) fn renewed(&self, asked: Instant, answered: Instant) {
+    pub(crate) fn renew(&self, asked: Instant, answered: Instant) {
         let mut end = self.end.lock();
         if answered < *end {
             *end = asked + self.length;
@@ -113,9 +113,9 @@ impl Lease {
     }
 }
 
-impl Client {
+impl KvClient {
     /// Asks the master where an object is.
-    pub(crate) async fn locate(&self, key: &str) -> Result<Located, KvError> {
+    pub(crate) async fn locate(&self, key: &str) -> Result<ObjectLocation, KvError> {
         let asked = Instant::now();
         let list = self.shared.objects.replicas(key).await;
         let list = list.map_err(|source| KvError::master("find", key, source))?;
@@ -128,15 +128,17 @@ impl Client {
         key: &str,
         asked: Instant,
         list: &ReplicaList<String>,
-    ) -> Result<Located, KvError> {
+    ) -> Result<ObjectLocation, KvError> {
         let mut size = None;
         let mut sources = Vec::with_capacity(list.replicas.len());
         for replica in &list.replicas {
             let ReplicaMedium::Memory(buffer) = &replica.medium else { continue };
             // Copies of another size cannot be of the same object.
             if replica.status == ReplicaStatus::COMPLETE && *size.get_or_insert(buffer.size) == buffer.size {
-                sources
-                    .push(Source { peer: self.shared.peers.get(&buffer.endpoint), address: buffer.address });
+                sources.push(ReplicaSource {
+                    peer: self.shared.peers.get(&buffer.endpoint),
+                    address: buffer.address,
+                });
             }
         }
         let on_disk = list.replicas.iter().find_map(|replica| match &replica.medium {
@@ -145,15 +147,16 @@ impl Client {
         });
         let disk = on_disk.map(|disk| disk.transport_endpoint.as_str().into());
         let Some(size) = size.or_else(|| on_disk.map(|disk| disk.object_size)) else {
-            let found: Vec<_> = list.replicas.iter().map(|replica| Replica::new(replica).0.medium).collect();
+            let found: Vec<_> =
+                list.replicas.iter().map(|replica| ObjectReplica::new(replica).0.medium).collect();
             let found = if found.is_empty() { "none at all".to_owned() } else { found.join(", ") };
             return Err(KvError::NoReplica { key: key.to_owned(), found });
         };
         let limit = self.shared.options.largest_object;
         let too_large = KvError::TooLarge { key: key.to_owned(), size, limit };
         let size = usize::try_from(size).ok().filter(|_| size <= limit).ok_or(too_large)?;
-        let lease = Lease::new(asked, Duration::from_millis(list.lease_ttl_ms));
-        Ok(Located { size, sources, disk, lease, checksum: list.object_checksum })
+        let lease = ReadLease::new(asked, Duration::from_millis(list.lease_ttl_ms));
+        Ok(ObjectLocation { size, sources, disk, lease, checksum: list.object_checksum })
     }
 }
 
@@ -164,11 +167,11 @@ mod tests {
     #[test]
     fn a_lease_is_renewed_only_while_it_lasts() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
-        let lease = Lease::new(start, 10 * second);
-        assert!(lease.holds());
-        lease.renewed(start + 5 * second, start + 6 * second);
+        let lease = ReadLease::new(start, 10 * second);
+        assert!(lease.is_valid());
+        lease.renew(start + 5 * second, start + 6 * second);
         assert_eq!(lease.end(), start + 15 * second);
-        lease.renewed(start + 14 * second, start + 16 * second);
+        lease.renew(start + 14 * second, start + 16 * second);
         assert_eq!(lease.end(), start + 15 * second, "nobody knows what happened in between");
     }
 }

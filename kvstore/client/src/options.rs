@@ -3,26 +3,26 @@
 use std::time::Duration;
 
 use mooncake_wire::types::{DataType, ReplicateConfig, SoftPin as WireSoftPin, SoftPinAction};
-use moongate_kvstore::rpc::{self, Authentication};
-use moongate_transfer::{Limits, Metadata, Protocol};
+use moongate_kvstore::rpc::{self, StoreCredentials};
+use moongate_transfer::{MetadataSource, TransferLimits, TransferProtocol};
 
 use crate::locality::Locality;
 
 /// How a client works.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct KvClientOptions {
     /// How the master is called.
-    pub master: rpc::Options,
+    pub master: rpc::MasterClientOptions,
     /// Whose objects. Masters before 0.3.12, and those without tenants, know only `default`.
     pub tenant: String,
     /// Where nodes tell their data ports.
-    pub metadata: Metadata,
+    pub metadata: MetadataSource,
     /// Which nodes are near.
     pub locality: Locality,
     /// TLS with certificates to master and nodes, and what the master grants; `None`: as Mooncake's. With it, transfers go over TCP only.
-    pub authentication: Option<Authentication>,
+    pub authentication: Option<StoreCredentials>,
     /// Connections to one node at most. One more reader waits.
-    pub lanes_per_node: usize,
+    pub connections_per_node: usize,
     /// Objects larger than this are cut into slices of at most this many bytes.
     pub slice_bytes: usize,
     /// Objects of a batch that are under way at once.
@@ -32,9 +32,9 @@ pub struct Options {
     /// Largest object that is got, in bytes: what one answer of the master can make this client allocate.
     pub largest_object: u64,
     /// Speak nothing newer than this to nodes' data ports.
-    pub newest_protocol: Protocol,
+    pub newest_protocol: TransferProtocol,
     /// Limits of transfers.
-    pub transfers: Limits,
+    pub transfers: TransferLimits,
     /// Devices for transfers with nodes that have RDMA, by name; all that the machine has if there are no names.
     pub rdma_devices: Vec<String>,
     /// Whether written objects get a checksum, which masters since 0.3.13 keep, and what is read is compared with it.
@@ -45,23 +45,23 @@ pub struct Options {
 
 /// How long a thread stays awake for an answer that it has nothing to do without. A master or a node in the same data
 /// centre answers within this time, and waking up takes as long again.
-const AWAKE: Duration = Duration::from_micros(100);
+const BUSY_POLL: Duration = Duration::from_micros(100);
 
-impl Default for Options {
+impl Default for KvClientOptions {
     fn default() -> Self {
         Self {
-            master: rpc::Options { awake: AWAKE, ..rpc::Options::default() },
+            master: rpc::MasterClientOptions { busy_poll: BUSY_POLL, ..rpc::MasterClientOptions::default() },
             tenant: mooncake_wire::types::DEFAULT_TENANT.to_owned(),
-            metadata: Metadata::default(),
+            metadata: MetadataSource::default(),
             locality: Locality::default(),
             authentication: None,
-            lanes_per_node: 4,
+            connections_per_node: 4,
             slice_bytes: 4 << 20,
             batch_in_flight: 16,
             attempts: 3,
             largest_object: 4 << 30,
-            newest_protocol: Protocol::Checked,
-            transfers: Limits { awake: AWAKE, ..Limits::default() },
+            newest_protocol: TransferProtocol::Checked,
+            transfers: TransferLimits { busy_poll: BUSY_POLL, ..TransferLimits::default() },
             rdma_devices: Vec::new(),
             checksums: true,
             cache_bytes: 0,
@@ -71,7 +71,7 @@ impl Default for Options {
 
 /// Whether others are evicted before an object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum SoftPin {
+pub enum SoftPinChange {
     /// As it was.
     #[default]
     Unchanged,
@@ -87,7 +87,7 @@ pub struct PutOptions {
     /// Copies, each on another segment. The master makes fewer if there are not as many segments.
     pub replicas: u64,
     /// Whether others are evicted first.
-    pub soft_pin: SoftPin,
+    pub soft_pin: SoftPinChange,
     /// Whether it is never evicted. Masters since 0.3.10.post2 know this; for older ones it does nothing.
     pub hard_pin: bool,
     /// Names of segments to try first.
@@ -102,7 +102,7 @@ impl Default for PutOptions {
     fn default() -> Self {
         Self {
             replicas: 1,
-            soft_pin: SoftPin::default(),
+            soft_pin: SoftPinChange::default(),
             hard_pin: false,
             preferred_segments: Vec::new(),
             group: None,
@@ -115,9 +115,9 @@ impl PutOptions {
     /// For `objects` objects of a batch, written from the host of this id.
     pub(crate) fn config<'a>(&'a self, objects: usize, host_id: &'a str) -> ReplicateConfig<&'a str> {
         let (action, ttl) = match self.soft_pin {
-            SoftPin::Unchanged => (SoftPinAction::PRESERVE, None),
-            SoftPin::Pinned(ttl) => (SoftPinAction::ENABLE, ttl),
-            SoftPin::Unpinned => (SoftPinAction::DISABLE, None),
+            SoftPinChange::Unchanged => (SoftPinAction::PRESERVE, None),
+            SoftPinChange::Pinned(ttl) => (SoftPinAction::ENABLE, ttl),
+            SoftPinChange::Unpinned => (SoftPinAction::DISABLE, None),
         };
         let ttl_ms = ttl.map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
         ReplicateConfig {
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(plain.config(1, ""), ReplicateConfig::default());
         let pinned = PutOptions {
             replicas: 2,
-            soft_pin: SoftPin::Pinned(Some(Duration::from_secs(2))),
+            soft_pin: SoftPinChange::Pinned(Some(Duration::from_secs(2))),
             preferred_segments: vec!["a:1".to_owned()],
             group: Some("g".to_owned()),
             ..plain

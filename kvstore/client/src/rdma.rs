@@ -2,36 +2,36 @@
 
 use std::sync::{Arc, OnceLock};
 
-use moongate_rdma::{Connection, Fabric, NoRdma, PROTOCOL, Staging};
-use moongate_transfer::{Directory, Limits, SegmentDescriptor};
+use moongate_rdma::{PROTOCOL, RdmaConnection, RdmaFabric, RdmaSetupError, RdmaStaging};
+use moongate_transfer::{DescriptorDirectory, SegmentDescriptor, TransferLimits};
 
 /// Pieces of memory through which the bytes of all transfers go. Each is 4 MiB, a slice of an object.
-const PIECES: u32 = 16;
+const STAGING_CHUNKS: u32 = 16;
 
 /// This process's devices. They are opened when the first node is met that has RDMA.
 #[derive(Debug)]
-pub(crate) struct Rdma {
+pub(crate) struct RdmaDialer {
     names: Vec<String>,
-    devices: OnceLock<Option<Devices>>,
+    devices: OnceLock<Option<OpenRdmaDevices>>,
 }
 
 #[derive(Debug)]
-struct Devices {
-    fabric: Fabric,
-    staging: Arc<Staging>,
+struct OpenRdmaDevices {
+    fabric: RdmaFabric,
+    staging: Arc<RdmaStaging>,
     /// What nodes know this process by. No other has the same name.
-    own: String,
+    local_name: String,
 }
 
-impl Devices {
-    fn open(names: &[String]) -> Result<Self, NoRdma> {
-        let fabric = Fabric::open(names)?;
-        let staging = Arc::new(Staging::new(&fabric, PIECES)?);
-        Ok(Self { fabric, staging, own: format!("moongate-{:016x}", fastrand::u64(..)) })
+impl OpenRdmaDevices {
+    fn open(names: &[String]) -> Result<Self, RdmaSetupError> {
+        let fabric = RdmaFabric::open(names)?;
+        let staging = Arc::new(RdmaStaging::new(&fabric, STAGING_CHUNKS)?);
+        Ok(Self { fabric, staging, local_name: format!("moongate-{:016x}", fastrand::u64(..)) })
     }
 }
 
-impl Rdma {
+impl RdmaDialer {
     /// Over the devices of these names, or all that the machine has.
     pub(crate) fn new(names: Vec<String>) -> Self {
         Self { names, devices: OnceLock::new() }
@@ -43,21 +43,21 @@ impl Rdma {
     /// Why there can be none although both have it.
     pub(crate) async fn connect(
         &self,
-        directory: &Directory,
+        directory: &DescriptorDirectory,
         descriptor: &Arc<SegmentDescriptor>,
-        limits: Limits,
-    ) -> Result<Option<Connection>, String> {
+        limits: TransferLimits,
+    ) -> Result<Option<RdmaConnection>, String> {
         if descriptor.protocol != PROTOCOL {
             return Ok(None);
         }
         let devices = self.devices.get_or_init(|| {
-            let opened = Devices::open(&self.names);
+            let opened = OpenRdmaDevices::open(&self.names);
             opened.inspect_err(|error| tracing::warn!("no RDMA, transfers go over TCP: {error}")).ok()
         });
-        let Some(Devices { fabric, staging, own }) = devices else { return Ok(None) };
+        let Some(OpenRdmaDevices { fabric, staging, local_name: own }) = devices else { return Ok(None) };
         let handshakes = directory.handshakes(&descriptor.name).await.map_err(|error| error.to_string())?;
         let (staging, descriptor) = (Arc::clone(staging), Arc::clone(descriptor));
-        let opened = Connection::open(fabric, staging, own, &handshakes, descriptor, limits).await;
+        let opened = RdmaConnection::open(fabric, staging, own, &handshakes, descriptor, limits).await;
         opened.map(Some).map_err(|error| error.to_string())
     }
 }

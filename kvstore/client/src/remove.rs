@@ -1,10 +1,10 @@
 //! Whether objects exist, where they are, and removing them.
 
-use crate::client::Client;
+use crate::client::KvClient;
 use crate::error::KvError;
-use crate::locate::Stat;
+use crate::locate::ObjectStat;
 
-impl Client {
+impl KvClient {
     /// Whether there are objects of these keys, in their order. The master leases those that there are.
     ///
     /// # Errors
@@ -20,9 +20,9 @@ impl Client {
     ///
     /// # Errors
     /// When there is none, or the master does not answer.
-    pub async fn stat(&self, key: &str) -> Result<Stat, KvError> {
+    pub async fn stat(&self, key: &str) -> Result<ObjectStat, KvError> {
         let list = self.shared.objects.replicas(key).await;
-        list.map(|list| Stat::from(&list)).map_err(|source| KvError::master("find", key, source))
+        list.map(|list| ObjectStat::from(&list)).map_err(|source| KvError::master("find", key, source))
     }
 
     /// Removes an object. With `force` also one that is leased, because somebody may be reading it.
@@ -30,7 +30,7 @@ impl Client {
     /// # Errors
     /// When there is none, or it is leased, or the master does not answer.
     pub async fn remove(&self, key: &str, force: bool) -> Result<(), KvError> {
-        self.shared.cache.forget(key);
+        self.shared.cache.remove(key);
         let removed = self.shared.objects.remove(key, force).await;
         removed.map_err(|source| KvError::master("remove", key, source))
     }
@@ -41,7 +41,7 @@ impl Client {
     /// # Errors
     /// When the expression is none, or the master does not answer.
     pub async fn remove_matching(&self, regex: &str, force: bool) -> Result<u64, KvError> {
-        self.shared.cache.forget_all();
+        self.shared.cache.clear();
         let removed = self.shared.objects.remove_matching(regex, force).await;
         removed.map_err(|source| KvError::master("remove the keys that match", regex, source))
     }
@@ -51,7 +51,7 @@ impl Client {
     /// # Errors
     /// When the master does not answer.
     pub async fn remove_all(&self, force: bool) -> Result<u64, KvError> {
-        self.shared.cache.forget_all();
+        self.shared.cache.clear();
         let removed = self.shared.objects.remove_all(force).await;
         removed.map_err(|source| KvError::Master { what: "remove all objects".to_owned(), source })
     }

@@ -5,69 +5,69 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use mooncake_wire::ErrorCode;
-use mooncake_wire::types::{Replica, ReplicaMedium};
-use moongate_kvstore::rpc::{Mode, RpcError};
+use mooncake_wire::types::{ReplicaDescriptor, ReplicaMedium};
+use moongate_kvstore::rpc::{PutMode, RpcError};
 use moongate_transfer::TransferError;
 
 use crate::checksum::checksum;
-use crate::client::{Client, Shared};
+use crate::client::{KvClient, KvClientInner};
 use crate::error::{GRANT_PAUSE, KvError, NodeError};
-use crate::locate::Source;
+use crate::key_locks::KeyLockGuard;
+use crate::locate::ReplicaSource;
 use crate::options::PutOptions;
-use crate::peer::Move;
+use crate::peer::SliceTransfer;
 use crate::slices::slice_length;
-use crate::turns::Turn;
 
 /// The first pause when the master has no room; Mooncake's own evicts in the background. It doubles.
-const ROOM_PAUSE: Duration = Duration::from_millis(10);
+const ALLOCATION_BACKOFF: Duration = Duration::from_millis(10);
 /// How often room is asked for again.
-const ROOM_ATTEMPTS: u32 = 7;
+const ALLOCATION_ATTEMPTS: u32 = 7;
 /// How long a put that was dropped in the middle waits before it is taken back: a node may still be writing what it
 /// has received, and the space must not be given to another object until it has ended.
 const REVOKE_GRACE: Duration = Duration::from_secs(1);
 
 /// How a put ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Put {
+pub enum PutOutcome {
     /// The object is stored.
     Stored,
     /// There is an object of this key already, or somebody else is putting it. It stays as it is.
-    AlreadyThere,
+    AlreadyExists,
 }
 
-impl Client {
+impl KvClient {
     /// Puts an object. One that there is stays as it is.
     ///
     /// # Errors
     /// When the store has no room, or the object cannot be written. Then nothing of it is left.
-    pub async fn put(&self, key: &str, bytes: &[u8], options: &PutOptions) -> Result<Put, KvError> {
-        self.store(Mode::Put, key, bytes, options).await
+    pub async fn put(&self, key: &str, bytes: &[u8], options: &PutOptions) -> Result<PutOutcome, KvError> {
+        self.store(PutMode::Put, key, bytes, options).await
     }
 
     /// Puts an object, in the place of one that there is. Masters since 0.3.10.post2 can do it.
     ///
     /// # Errors
-    /// As [`Client::put`].
+    /// As [`KvClient::put`].
     pub async fn upsert(&self, key: &str, bytes: &[u8], options: &PutOptions) -> Result<(), KvError> {
-        self.shared.cache.forget(key);
-        self.store(Mode::Upsert, key, bytes, options).await.map(drop)
+        self.shared.cache.remove(key);
+        self.store(PutMode::Upsert, key, bytes, options).await.map(drop)
     }
 
     pub(crate) async fn store(
         &self,
-        mode: Mode,
+        mode: PutMode,
         key: &str,
         bytes: &[u8],
         options: &PutOptions,
-    ) -> Result<Put, KvError> {
+    ) -> Result<PutOutcome, KvError> {
         if bytes.is_empty() {
             return Err(KvError::Empty { key: key.to_owned() });
         }
         let turn = match mode {
-            Mode::Upsert => self.shared.turns.take(key).await,
-            Mode::Put => match self.shared.turns.try_take(key) {
+            PutMode::Upsert => self.shared.key_locks.lock(key).await,
+            PutMode::Put => match self.shared.key_locks.try_lock(key) {
                 Some(turn) => turn,
-                None => return Ok(Put::AlreadyThere),
+                None => return Ok(PutOutcome::AlreadyExists),
             },
         };
         let attempts = self.shared.options.attempts.max(1);
@@ -75,23 +75,23 @@ impl Client {
         loop {
             let replicas = match self.start(mode, key, bytes.len() as u64, options).await {
                 Err(error) if error.code() == Some(ErrorCode::OBJECT_ALREADY_EXISTS) => {
-                    return Ok(Put::AlreadyThere);
+                    return Ok(PutOutcome::AlreadyExists);
                 }
                 // If the answer was lost, the put may have begun. It is not taken back here, because the same key may
                 // be put by another caller of this client; the master gives it up after a while.
                 replicas => replicas?,
             };
-            let open = Started::new(self, mode, vec![key], vec![turn.clone()]);
+            let open = InFlightPuts::new(self, mode, vec![key], vec![turn.clone()]);
             let error = match self.write(key, &replicas, bytes).await {
                 Ok(()) => {
-                    open.close();
+                    open.commit();
                     self.end(mode, key, self.checksum(bytes)).await?;
-                    return Ok(Put::Stored);
+                    return Ok(PutOutcome::Stored);
                 }
                 Err(error) => error,
             };
-            if may_go_on(&error) {
-                open.close();
+            if may_still_be_writing(&error) {
+                open.commit();
                 return Err(error);
             }
             open.revoke().await;
@@ -109,13 +109,13 @@ impl Client {
     /// Asks for room, and again for a while when there is none.
     async fn start(
         &self,
-        mode: Mode,
+        mode: PutMode,
         key: &str,
         size: u64,
         options: &PutOptions,
-    ) -> Result<Vec<Replica<String>>, KvError> {
-        let mut pause = ROOM_PAUSE;
-        for _ in 1..ROOM_ATTEMPTS {
+    ) -> Result<Vec<ReplicaDescriptor<String>>, KvError> {
+        let mut pause = ALLOCATION_BACKOFF;
+        for _ in 1..ALLOCATION_ATTEMPTS {
             let config = options.config(1, self.shared.options.locality.host_id());
             match self.shared.objects.start(mode, key, size, config).await {
                 Err(RpcError::Refused(ErrorCode::NO_AVAILABLE_HANDLE)) => {}
@@ -131,7 +131,7 @@ impl Client {
     pub(crate) async fn write(
         &self,
         key: &str,
-        replicas: &[Replica<String>],
+        replicas: &[ReplicaDescriptor<String>],
         bytes: &[u8],
     ) -> Result<(), KvError> {
         let slice = slice_length(bytes.len(), self.shared.options.slice_bytes);
@@ -153,15 +153,20 @@ impl Client {
         written.map_err(|source| KvError::Transfer { what: "write", key: key.to_owned(), source })
     }
 
-    async fn write_slice(&self, target: &Source, offset: usize, part: &[u8]) -> Result<(), NodeError> {
+    async fn write_slice(&self, target: &ReplicaSource, offset: usize, part: &[u8]) -> Result<(), NodeError> {
         let address = target.address.saturating_add(offset as u64);
-        self.shared.peers.transfer(&target.peer, address, Move::Write(part)).await
+        self.shared.peers.transfer(&target.peer, address, SliceTransfer::Write(part)).await
     }
 
-    fn target(&self, key: &str, replica: &Replica<String>, size: usize) -> Result<Source, KvError> {
+    fn target(
+        &self,
+        key: &str,
+        replica: &ReplicaDescriptor<String>,
+        size: usize,
+    ) -> Result<ReplicaSource, KvError> {
         match &replica.medium {
             ReplicaMedium::Memory(buffer) if buffer.size == size as u64 => {
-                Ok(Source { peer: self.shared.peers.get(&buffer.endpoint), address: buffer.address })
+                Ok(ReplicaSource { peer: self.shared.peers.get(&buffer.endpoint), address: buffer.address })
             }
             ReplicaMedium::Memory(_) => Err(no_replica(key, "one of another size")),
             _ => Err(no_replica(key, "one that is not in memory")),
@@ -174,7 +179,7 @@ impl Client {
     }
 
     /// Makes the object visible. Once more does no harm, if the first answer was lost.
-    async fn end(&self, mode: Mode, key: &str, checksum: Option<u64>) -> Result<(), KvError> {
+    async fn end(&self, mode: PutMode, key: &str, checksum: Option<u64>) -> Result<(), KvError> {
         let mut ended = self.shared.objects.end(mode, key, checksum).await;
         if matches!(ended, Err(RpcError::Lost { .. } | RpcError::TimedOut { .. })) {
             ended = self.shared.objects.end(mode, key, checksum).await;
@@ -189,7 +194,7 @@ fn no_replica(key: &str, found: &str) -> KvError {
 
 /// Whether the node may still be writing, so that the space must not be given to another object yet. The master
 /// takes it back by itself after a while.
-pub(crate) fn may_go_on(error: &KvError) -> bool {
+pub(crate) fn may_still_be_writing(error: &KvError) -> bool {
     matches!(
         error,
         KvError::Transfer { source: NodeError::Transfer { source: TransferError::TimedOut { .. }, .. }, .. }
@@ -197,26 +202,31 @@ pub(crate) fn may_go_on(error: &KvError) -> bool {
 }
 
 /// Puts that have begun. Those that have not been closed are taken back, also when the caller drops the put.
-pub(crate) struct Started<'a> {
-    shared: &'a Arc<Shared>,
-    mode: Mode,
+pub(crate) struct InFlightPuts<'a> {
+    shared: &'a Arc<KvClientInner>,
+    mode: PutMode,
     keys: Vec<&'a str>,
-    turns: Vec<Turn>,
+    locks: Vec<KeyLockGuard>,
 }
 
-impl<'a> Started<'a> {
+impl<'a> InFlightPuts<'a> {
     /// Nobody else of this client writes the keys before they are taken back.
-    pub(crate) fn new(client: &'a Client, mode: Mode, keys: Vec<&'a str>, turns: Vec<Turn>) -> Self {
-        Self { shared: &client.shared, mode, keys, turns }
+    pub(crate) fn new(
+        client: &'a KvClient,
+        mode: PutMode,
+        keys: Vec<&'a str>,
+        locks: Vec<KeyLockGuard>,
+    ) -> Self {
+        Self { shared: &client.shared, mode, keys, locks }
     }
 
     /// Only these are still to be taken back.
-    pub(crate) fn keep(&mut self, open: impl Fn(&str) -> bool) {
+    pub(crate) fn retain_keys(&mut self, open: impl Fn(&str) -> bool) {
         self.keys.retain(|key| open(key));
     }
 
     /// Nothing is to be taken back any more.
-    fn close(mut self) {
+    fn commit(mut self) {
         self.keys.clear();
     }
 
@@ -227,7 +237,7 @@ impl<'a> Started<'a> {
     }
 }
 
-async fn revoke(shared: &Shared, mode: Mode, keys: &[String]) {
+async fn revoke(shared: &KvClientInner, mode: PutMode, keys: &[String]) {
     let revoked = match keys {
         [] => return,
         [key] => shared.objects.revoke(mode, key).await,
@@ -238,13 +248,13 @@ async fn revoke(shared: &Shared, mode: Mode, keys: &[String]) {
     }
 }
 
-impl Drop for Started<'_> {
+impl Drop for InFlightPuts<'_> {
     fn drop(&mut self) {
         if self.keys.is_empty() || tokio::runtime::Handle::try_current().is_err() {
             return;
         }
         let keys: Vec<String> = self.keys.drain(..).map(str::to_owned).collect();
-        let (shared, mode, turns) = (Arc::clone(self.shared), self.mode, std::mem::take(&mut self.turns));
+        let (shared, mode, turns) = (Arc::clone(self.shared), self.mode, std::mem::take(&mut self.locks));
         self.shared.supervisor.spawn("kvclient-revoke", async move {
             tokio::time::sleep(REVOKE_GRACE).await;
             revoke(&shared, mode, &keys).await;

@@ -5,7 +5,7 @@ use std::hint::black_box;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
-use moongate_kvcore::{Master, Settings};
+use moongate_kvcore::{MasterCore, MasterCoreOptions};
 
 const KEYS: usize = 1_000_000;
 const BATCH: usize = 512;
@@ -18,8 +18,8 @@ fn key(number: usize) -> String {
     format!("{}_0_k", words.concat())
 }
 
-fn master(segment: u64) -> Master {
-    let master = Master::new(Settings { ramp_ms: 0, ..Settings::default() });
+fn master(segment: u64) -> MasterCore {
+    let master = MasterCore::new(MasterCoreOptions { ramp_ms: 0, ..MasterCoreOptions::default() });
     for number in 0..4 {
         let segment = Segment {
             id: Uuid { first: number, second: 1 },
@@ -33,7 +33,7 @@ fn master(segment: u64) -> Master {
     master
 }
 
-fn put(master: &Master, now: u64, key: &str, size: u64) {
+fn put(master: &MasterCore, now: u64, key: &str, size: u64) {
     let config = ReplicateConfig::<&str>::default();
     black_box(master.put_start(now, CLIENT, TENANT, key, size, &config, &mut ()).unwrap());
     let meta = ObjectMeta { key, object_checksum: None };

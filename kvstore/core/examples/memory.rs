@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "an example")]
 
 use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
-use moongate_kvcore::{Master, Settings};
+use moongate_kvcore::{MasterCore, MasterCoreOptions};
 
 /// The allocator of the real server: it gives memory back.
 #[global_allocator]
@@ -21,7 +21,7 @@ fn resident() -> u64 {
 
 fn main() {
     let with_groups = std::env::args().any(|argument| argument == "groups");
-    let master = Master::new(Settings::default());
+    let master = MasterCore::new(MasterCoreOptions::default());
     for number in 0..4 {
         let segment = Segment {
             id: Uuid { first: number, second: 1 },

@@ -16,7 +16,7 @@ const IN_USE: u32 = NIL - 1;
 /// A block; it reaches to where the next one begins. While it is in use, `bin_after` is the number of bytes by which
 /// it was rounded up.
 #[derive(Clone, Copy, Debug, Default)]
-struct Block {
+struct AllocatorBlock {
     offset: u64,
     left: u32,
     right: u32,
@@ -26,7 +26,7 @@ struct Block {
 
 /// Space that was given away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Space {
+pub(crate) struct AllocatedRange {
     /// Where it begins in the segment.
     pub(crate) offset: u64,
     /// By which it is given back.
@@ -37,14 +37,14 @@ pub(crate) struct Space {
 
 /// The allocator of one segment.
 #[derive(Debug)]
-pub(crate) struct Allocator {
+pub(crate) struct SegmentAllocator {
     capacity: u64,
     used: u64,
     /// Of those, bytes that nobody asked for.
-    slack: u64,
-    blocks: Slab<Block>,
-    heads: Box<[u32]>,
-    filled: [u64; WORDS],
+    rounding_bytes: u64,
+    blocks: Slab<AllocatorBlock>,
+    bin_heads: Box<[u32]>,
+    nonempty_bins: [u64; WORDS],
     /// Free blocks by offset; only kept after space was asked for at a certain offset.
     by_offset: Option<BTreeMap<u64, u32>>,
     closed: bool,
@@ -69,26 +69,26 @@ fn bin(size: u64) -> usize {
 }
 
 /// The smallest size in a bin.
-fn least(bin: usize) -> u64 {
+fn bin_min_size(bin: usize) -> u64 {
     if bin < 8 { bin as u64 } else { (8 + (bin as u64 & 7)) << (bin / 8 - 1) }
 }
 
-impl Allocator {
+impl SegmentAllocator {
     pub(crate) fn new(capacity: u64) -> Self {
         let mut new = Self {
             capacity,
             used: 0,
-            slack: 0,
+            rounding_bytes: 0,
             blocks: Slab::default(),
-            heads: vec![NIL; BINS].into(),
-            filled: [0; WORDS],
+            bin_heads: vec![NIL; BINS].into(),
+            nonempty_bins: [0; WORDS],
             by_offset: None,
             closed: false,
         };
         if capacity > 0 {
-            let whole = Block { left: NIL, right: NIL, ..Block::default() };
+            let whole = AllocatorBlock { left: NIL, right: NIL, ..AllocatorBlock::default() };
             let block = new.blocks.insert(whole);
-            new.shelve(block);
+            new.insert_into_bin(block);
         }
         new
     }
@@ -100,17 +100,17 @@ impl Allocator {
 
     /// Bytes in use, as they were asked for.
     pub(crate) fn requested(&self) -> u64 {
-        self.used - self.slack
+        self.used - self.rounding_bytes
     }
 
     /// The largest size that can be had now.
-    pub(crate) fn largest(&self) -> u64 {
-        self.filled
+    pub(crate) fn largest_free(&self) -> u64 {
+        self.nonempty_bins
             .iter()
             .enumerate()
             .rev()
             .find(|(_, word)| **word != 0)
-            .map_or(0, |(at, word)| least(at * 64 + word.ilog2() as usize))
+            .map_or(0, |(at, word)| bin_min_size(at * 64 + word.ilog2() as usize))
     }
 
     /// Gives nothing away from now on.
@@ -119,28 +119,28 @@ impl Allocator {
     }
 
     /// Forgets what only [`Self::allocate_at`] needs.
-    pub(crate) fn forget_offsets(&mut self) {
+    pub(crate) fn drop_offset_index(&mut self) {
         self.by_offset = None;
     }
 
     fn size(&self, block: u32) -> u64 {
-        let Block { offset, right, .. } = self.blocks[block];
+        let AllocatorBlock { offset, right, .. } = self.blocks[block];
         let end = if right == NIL { self.capacity } else { self.blocks[right].offset };
         end - offset
     }
 
     /// Takes space of at least this size, anywhere.
-    pub(crate) fn allocate(&mut self, size: u64) -> Option<Space> {
+    pub(crate) fn allocate(&mut self, size: u64) -> Option<AllocatedRange> {
         let asked = size;
         let size = rounded(size).filter(|size| *size > 0 && !self.closed)?;
-        let block = self.block_of(bin(size))?;
-        self.unshelve(block);
+        let block = self.find_free_block(bin(size))?;
+        self.remove_from_bin(block);
         self.split(block, size);
-        Some(self.give(block, size, asked))
+        Some(self.take_block(block, size, asked))
     }
 
     /// Takes space at a certain offset, as a former master or a former life of this one gave it away.
-    pub(crate) fn allocate_at(&mut self, offset: u64, size: u64) -> Option<Space> {
+    pub(crate) fn allocate_at(&mut self, offset: u64, size: u64) -> Option<AllocatedRange> {
         let asked = size;
         let size = rounded(size).filter(|size| *size > 0 && !self.closed)?;
         if self.by_offset.is_none() {
@@ -151,25 +151,25 @@ impl Allocator {
         if end > start + self.size(block) {
             return None;
         }
-        self.unshelve(block);
+        self.remove_from_bin(block);
         let mut wanted = block;
         if start < offset {
             self.split(block, offset - start);
             wanted = self.blocks[block].right;
-            self.unshelve(wanted);
-            self.shelve(block);
+            self.remove_from_bin(wanted);
+            self.insert_into_bin(block);
         }
         self.split(wanted, size);
-        Some(self.give(wanted, size, asked))
+        Some(self.take_block(wanted, size, asked))
     }
 
-    fn give(&mut self, block: u32, size: u64, asked: u64) -> Space {
+    fn take_block(&mut self, block: u32, size: u64, asked: u64) -> AllocatedRange {
         // For objects of tens of gigabytes the figure may be a little too high.
         let slack = u32::try_from(size - asked).unwrap_or(u32::MAX);
         (self.blocks[block].bin_before, self.blocks[block].bin_after) = (IN_USE, slack);
         self.used += size;
-        self.slack += u64::from(slack);
-        Space { offset: self.blocks[block].offset, block, size }
+        self.rounding_bytes += u64::from(slack);
+        AllocatedRange { offset: self.blocks[block].offset, block, size }
     }
 
     /// Gives space back and joins it with what is free beside it.
@@ -178,7 +178,7 @@ impl Allocator {
             return;
         }
         self.used -= self.size(block);
-        self.slack -= u64::from(self.blocks[block].bin_after);
+        self.rounding_bytes -= u64::from(self.blocks[block].bin_after);
         if self.used == 0 {
             // Nobody has a block any more: what was needed to tell them apart goes back.
             *self = Self { closed: self.closed, ..Self::new(self.capacity) };
@@ -186,16 +186,16 @@ impl Allocator {
         }
         let right = self.blocks[block].right;
         if self.is_free(right) {
-            self.unshelve(right);
-            self.join(block);
+            self.remove_from_bin(right);
+            self.merge_right(block);
         }
         let left = self.blocks[block].left;
         if self.is_free(left) {
-            self.unshelve(left);
-            self.join(left);
-            self.shelve(left);
+            self.remove_from_bin(left);
+            self.merge_right(left);
+            self.insert_into_bin(left);
         } else {
-            self.shelve(block);
+            self.insert_into_bin(block);
         }
     }
 
@@ -208,8 +208,8 @@ impl Allocator {
         if self.size(block) == size {
             return;
         }
-        let Block { offset, right, .. } = self.blocks[block];
-        let rest = self.blocks.insert(Block {
+        let AllocatorBlock { offset, right, .. } = self.blocks[block];
+        let rest = self.blocks.insert(AllocatorBlock {
             offset: offset + size,
             left: block,
             right,
@@ -220,11 +220,11 @@ impl Allocator {
         if right != NIL {
             self.blocks[right].left = rest;
         }
-        self.shelve(rest);
+        self.insert_into_bin(rest);
     }
 
     /// Makes a block reach over its right neighbour, which is in no bin.
-    fn join(&mut self, block: u32) {
+    fn merge_right(&mut self, block: u32) {
         let gone = self.blocks[block].right;
         let right = self.blocks[gone].right;
         self.blocks.remove(gone);
@@ -234,46 +234,46 @@ impl Allocator {
         }
     }
 
-    fn block_of(&self, least: usize) -> Option<u32> {
+    fn find_free_block(&self, least: usize) -> Option<u32> {
         let (word, bit) = (least / 64, least % 64);
-        let here = self.filled.get(word)? & (u64::MAX << bit);
+        let here = self.nonempty_bins.get(word)? & (u64::MAX << bit);
         let at = if here != 0 {
             word * 64 + here.trailing_zeros() as usize
         } else {
-            let next = (word + 1..WORDS).find(|word| self.filled[*word] != 0)?;
-            next * 64 + self.filled[next].trailing_zeros() as usize
+            let next = (word + 1..WORDS).find(|word| self.nonempty_bins[*word] != 0)?;
+            next * 64 + self.nonempty_bins[next].trailing_zeros() as usize
         };
-        Some(self.heads[at])
+        Some(self.bin_heads[at])
     }
 
     /// Puts a free block into its bin.
-    fn shelve(&mut self, block: u32) {
+    fn insert_into_bin(&mut self, block: u32) {
         let at = bin(self.size(block));
-        let head = std::mem::replace(&mut self.heads[at], block);
+        let head = std::mem::replace(&mut self.bin_heads[at], block);
         if head != NIL {
             self.blocks[head].bin_before = block;
         }
         let it = &mut self.blocks[block];
         (it.bin_before, it.bin_after) = (NIL, head);
-        self.filled[at / 64] |= 1 << (at % 64);
+        self.nonempty_bins[at / 64] |= 1 << (at % 64);
         if let Some(by_offset) = &mut self.by_offset {
             by_offset.insert(it.offset, block);
         }
     }
 
     /// Takes a free block out of its bin, before its size changes.
-    fn unshelve(&mut self, block: u32) {
+    fn remove_from_bin(&mut self, block: u32) {
         let at = bin(self.size(block));
-        let Block { offset, bin_before, bin_after, .. } = self.blocks[block];
+        let AllocatorBlock { offset, bin_before, bin_after, .. } = self.blocks[block];
         if bin_after != NIL {
             self.blocks[bin_after].bin_before = bin_before;
         }
         if bin_before != NIL {
             self.blocks[bin_before].bin_after = bin_after;
         } else {
-            self.heads[at] = bin_after;
+            self.bin_heads[at] = bin_after;
             if bin_after == NIL {
-                self.filled[at / 64] &= !(1 << (at % 64));
+                self.nonempty_bins[at / 64] &= !(1 << (at % 64));
             }
         }
         if let Some(by_offset) = &mut self.by_offset {
@@ -283,7 +283,7 @@ impl Allocator {
 
     fn index_offsets(&mut self) {
         let mut by_offset = BTreeMap::new();
-        for head in self.heads.iter() {
+        for head in self.bin_heads.iter() {
             let mut at = *head;
             while at != NIL {
                 by_offset.insert(self.blocks[at].offset, at);
@@ -307,21 +307,24 @@ mod tests {
         }
         assert_eq!(rounded(u64::MAX), None);
         for at in 1..BINS {
-            assert_eq!((bin(least(at)), rounded(least(at))), (at, Some(least(at))));
-            assert_eq!(bin(least(at) - 1), at - 1);
+            assert_eq!((bin(bin_min_size(at)), rounded(bin_min_size(at))), (at, Some(bin_min_size(at))));
+            assert_eq!(bin(bin_min_size(at) - 1), at - 1);
         }
     }
 
     #[test]
     fn a_segment_may_be_as_large_as_a_number() {
-        let mut allocator = Allocator::new(u64::MAX);
+        let mut allocator = SegmentAllocator::new(u64::MAX);
         let space = allocator.allocate(1 << 62).unwrap();
         assert_eq!((space.offset, allocator.used()), (0, 1 << 62));
-        assert_eq!(Allocator::new(0).allocate(1), None);
+        assert_eq!(SegmentAllocator::new(0).allocate(1), None);
     }
 
     /// What is in use, by offset; everything else is free.
-    fn check(allocator: &Allocator, model: &BTreeMap<u64, (Space, u64)>) -> Result<(), TestCaseError> {
+    fn check(
+        allocator: &SegmentAllocator,
+        model: &BTreeMap<u64, (AllocatedRange, u64)>,
+    ) -> Result<(), TestCaseError> {
         let mut end = 0;
         let mut gap = 0;
         for (space, _) in model.values() {
@@ -331,7 +334,7 @@ mod tests {
         }
         prop_assert!(end <= allocator.capacity);
         gap = gap.max(allocator.capacity - end);
-        prop_assert_eq!(allocator.largest(), least(bin(gap)));
+        prop_assert_eq!(allocator.largest_free(), bin_min_size(bin(gap)));
         prop_assert_eq!(allocator.used(), model.values().map(|(space, _)| space.size).sum::<u64>());
         prop_assert_eq!(allocator.requested(), model.values().map(|(_, asked)| asked).sum::<u64>());
         Ok(())
@@ -343,7 +346,7 @@ mod tests {
             capacity in 1..100_000_u64,
             steps in proptest::collection::vec((0..4_u8, 1..20_000_u64, any::<prop::sample::Index>()), 1..200),
         ) {
-            let (mut allocator, mut model) = (Allocator::new(capacity), BTreeMap::new());
+            let (mut allocator, mut model) = (SegmentAllocator::new(capacity), BTreeMap::new());
             for (what, size, which) in steps {
                 let space = match what {
                     0 | 1 => allocator.allocate(size),
@@ -351,7 +354,7 @@ mod tests {
                         let offset = which.index(capacity as usize) as u64;
                         let end = offset + rounded(size).unwrap();
                         let is_free = end <= capacity
-                            && model.values().all(|(it, _): &(Space, u64)| {
+                            && model.values().all(|(it, _): &(AllocatedRange, u64)| {
                                 it.offset >= end || it.offset + it.size <= offset
                             });
                         let space = allocator.allocate_at(offset, size);
@@ -370,7 +373,7 @@ mod tests {
                     prop_assert!(space.size >= size);
                     model.insert(space.offset, (space, size));
                 } else if what < 2 {
-                    prop_assert!(allocator.largest() < rounded(size).unwrap());
+                    prop_assert!(allocator.largest_free() < rounded(size).unwrap());
                 }
                 check(&allocator, &model)?;
             }

@@ -10,41 +10,41 @@ use std::sync::atomic::Ordering::Relaxed;
 use mooncake_wire::types::{ClientStatus, PingReply, SegmentStatus, Uuid};
 use parking_lot::MutexGuard;
 
-use crate::fact::{Effects, Fact, UnmountCause};
-use crate::master::Master;
-use crate::segment::Mounted;
+use crate::change::{StateChange, StateChangeSink, UnmountCause};
+use crate::master::MasterCore;
+use crate::segment::SegmentEntry;
 
 /// What is known about a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Client {
+pub(crate) struct ClientLiveness {
     pub(crate) last_seen_ms: u64,
     pub(crate) silent: bool,
     /// Whether it was not heard of since its last connection broke, and its memory is kept.
-    pub(crate) away: bool,
+    pub(crate) restarting: bool,
 }
 
-impl Client {
+impl ClientLiveness {
     /// One that was heard of.
-    pub(crate) fn seen(last_seen_ms: u64) -> Self {
-        Self { last_seen_ms, silent: false, away: false }
+    pub(crate) fn alive(last_seen_ms: u64) -> Self {
+        Self { last_seen_ms, silent: false, restarting: false }
     }
 }
 
 /// All clients that have mounted something. Its lock comes before all others.
 #[derive(Debug, Default)]
-pub(crate) struct Registry {
-    pub(crate) clients: HashMap<Uuid, Client>,
+pub(crate) struct ClientRegistry {
+    pub(crate) clients: HashMap<Uuid, ClientLiveness>,
 }
 
-impl Master {
+impl MasterCore {
     /// A client's heartbeat. Whoever is told to mount again shall do so with all of its segments.
     pub fn ping(&self, now_ms: u64, client: Uuid) -> PingReply {
         let mut registry = self.registry.lock();
         let client_status = match registry.clients.get_mut(&client) {
             Some(known) => {
                 known.last_seen_ms = known.last_seen_ms.max(now_ms);
-                if std::mem::take(&mut known.away) {
-                    self.set_away(client, false);
+                if std::mem::take(&mut known.restarting) {
+                    self.set_restarting(client, false);
                 }
                 if known.silent { ClientStatus::NEED_REMOUNT } else { ClientStatus::OK }
             }
@@ -54,38 +54,39 @@ impl Master {
     }
 
     /// A client's connection has broken: its replicas are not handed out until it mounts them again.
-    pub fn client_lost(&self, now_ms: u64, client: Uuid, fx: &mut dyn Effects) {
-        self.silence(&mut self.registry.lock(), now_ms, client, fx);
+    pub fn client_disconnected(&self, now_ms: u64, client: Uuid, fx: &mut dyn StateChangeSink) {
+        self.mark_silent(&mut self.registry.lock(), now_ms, client, fx);
     }
 
     /// A client's last connection has broken, or will soon, and its memory is kept for its next process: until it is heard of, its
     /// replicas are only handed out of what is nowhere else, and it gets nothing new. It becomes silent when its time is
     /// over, as any other.
-    pub fn client_away(&self, client: Uuid) {
+    pub fn client_restarting(&self, client: Uuid) {
         if let Some(known) = self.registry.lock().clients.get_mut(&client) {
-            known.away = true;
-            self.set_away(client, true);
+            known.restarting = true;
+            self.set_restarting(client, true);
         }
     }
 
     /// With the registry locked.
-    fn set_away(&self, client: Uuid, away: bool) {
+    fn set_restarting(&self, client: Uuid, away: bool) {
         let segments = self.segments.load();
-        segments.iter().filter(|(_, it)| it.client == client).for_each(|(_, it)| it.set_away(away));
+        segments.iter().filter(|(_, it)| it.client == client).for_each(|(_, it)| it.set_restarting(away));
     }
 
-    fn silence(
+    fn mark_silent(
         &self,
-        registry: &mut MutexGuard<'_, Registry>,
+        registry: &mut MutexGuard<'_, ClientRegistry>,
         now_ms: u64,
         client: Uuid,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) {
         let Some(known) = registry.clients.get_mut(&client) else { return };
         let segments = self.segments.load();
-        let is_heard = |it: &Mounted| it.client == client && it.is_readable();
-        let heard: Vec<&Arc<Mounted>> = segments.iter().map(|(_, it)| it).filter(|it| is_heard(it)).collect();
-        let disk = self.disk(client).filter(|disk| disk.is_heard());
+        let is_heard = |it: &SegmentEntry| it.client == client && it.is_readable();
+        let heard: Vec<&Arc<SegmentEntry>> =
+            segments.iter().map(|(_, it)| it).filter(|it| is_heard(it)).collect();
+        let disk = self.disk(client).filter(|disk| disk.is_responsive());
         // A silent client may have mounted some of its segments.
         if known.silent && heard.is_empty() && disk.is_none() {
             return;
@@ -96,23 +97,23 @@ impl Master {
         if let Some(disk) = disk {
             disk.set_silent(true);
         }
-        fx.fact(Fact::ClientSilent { client, at_ms: now_ms });
+        fx.record(StateChange::ClientSilent { client, at_ms: now_ms });
     }
 
     /// A client has mounted all that it has: it lives.
-    pub(crate) fn welcome(
+    pub(crate) fn mark_alive(
         &self,
-        registry: &mut MutexGuard<'_, Registry>,
+        registry: &mut MutexGuard<'_, ClientRegistry>,
         now_ms: u64,
         client: Uuid,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) {
-        let before = registry.clients.insert(client, Client::seen(now_ms));
-        if before.is_some_and(|it| it.away) {
-            self.set_away(client, false);
+        let before = registry.clients.insert(client, ClientLiveness::alive(now_ms));
+        if before.is_some_and(|it| it.restarting) {
+            self.set_restarting(client, false);
         }
         if before.is_none_or(|it| it.silent) {
-            fx.fact(Fact::ClientBack { client, at_ms: now_ms });
+            fx.record(StateChange::ClientRecovered { client, at_ms: now_ms });
         }
         if let Some(disk) = self.disk(client) {
             disk.set_silent(false);
@@ -121,35 +122,40 @@ impl Master {
 
     /// Makes clients silent that have not been heard of, drops those that have been silent for too long, and unmounts
     /// segments whose time has come.
-    pub(crate) fn expire_clients(&self, now_ms: u64, fx: &mut dyn Effects) {
+    pub(crate) fn expire_clients(&self, now_ms: u64, fx: &mut dyn StateChangeSink) {
         let mut registry = self.registry.lock();
         let ttl = self.settings.client_ttl_ms;
-        let late = |it: &Client, by: u64| it.last_seen_ms.saturating_add(by) <= now_ms;
-        let silent: BTreeMap<Uuid, Client> =
+        let late = |it: &ClientLiveness, by: u64| it.last_seen_ms.saturating_add(by) <= now_ms;
+        let silent: BTreeMap<Uuid, ClientLiveness> =
             registry.clients.iter().filter(|(_, it)| late(it, ttl)).map(|(id, it)| (*id, *it)).collect();
         for (client, known) in silent {
             if known.silent && late(&known, ttl.saturating_add(self.settings.client_grace_ms)) {
-                self.forget(&mut registry, client, fx);
+                self.remove_client(&mut registry, client, fx);
             } else {
-                self.silence(&mut registry, now_ms, client, fx);
+                self.mark_silent(&mut registry, now_ms, client, fx);
             }
         }
         let segments = Arc::clone(&self.segments.load());
         for (_, segment) in segments.iter() {
             if segment.unmount_at_ms().is_some_and(|at| at <= now_ms) {
-                self.lose(segment.info.id, UnmountCause::Unmounted, now_ms, fx);
+                self.drop_segment(segment.descriptor.id, UnmountCause::Unmounted, now_ms, fx);
             }
         }
     }
 
-    fn forget(&self, registry: &mut MutexGuard<'_, Registry>, client: Uuid, fx: &mut dyn Effects) {
+    fn remove_client(
+        &self,
+        registry: &mut MutexGuard<'_, ClientRegistry>,
+        client: Uuid,
+        fx: &mut dyn StateChangeSink,
+    ) {
         let segments = Arc::clone(&self.segments.load());
         for (_, segment) in segments.iter().filter(|(_, it)| it.client == client) {
-            self.lose(segment.info.id, UnmountCause::ClientExpired, 0, fx);
+            self.drop_segment(segment.descriptor.id, UnmountCause::ClientExpired, 0, fx);
         }
-        self.lose_disk(client, 0, fx);
+        self.drop_disk(client, 0, fx);
         registry.clients.remove(&client);
-        fx.fact(Fact::ClientGone { client });
+        fx.record(StateChange::ClientExpired { client });
     }
 
     /// Ends the building of a master from facts, and begins to serve: every client that is not silent has a full
@@ -161,7 +167,7 @@ impl Master {
         self.resume_transfers();
         self.sort_lists();
         for (_, segment) in self.segments.load().iter() {
-            segment.space(crate::allocator::Allocator::forget_offsets);
+            segment.with_allocator(crate::allocator::SegmentAllocator::drop_offset_index);
         }
     }
 
@@ -178,7 +184,8 @@ impl Master {
         let mut found = BTreeMap::new();
         for client in clients {
             let own = segments.iter().filter(|(_, it)| it.client == *client);
-            let mut hosts: Vec<String> = own.map(|(_, it)| host(&it.info.te_endpoint).to_owned()).collect();
+            let mut hosts: Vec<String> =
+                own.map(|(_, it)| host(&it.descriptor.te_endpoint).to_owned()).collect();
             hosts.sort_unstable();
             hosts.dedup();
             if !hosts.is_empty() {
@@ -194,7 +201,7 @@ impl Master {
     /// `SEGMENT_NOT_FOUND`.
     pub fn segment_status(&self, name: &str) -> Result<SegmentStatus, mooncake_wire::ErrorCode> {
         let segments = self.segments.load();
-        let first = segments.named(name).first().and_then(|at| segments.get(*at));
+        let first = segments.indices_by_name(name).first().and_then(|at| segments.get(*at));
         first.map(|it| it.status()).ok_or(mooncake_wire::ErrorCode::SEGMENT_NOT_FOUND)
     }
 
@@ -204,7 +211,7 @@ impl Master {
     /// `SEGMENT_NOT_FOUND`.
     pub fn segment_status_by_id(&self, id: Uuid) -> Result<SegmentStatus, mooncake_wire::ErrorCode> {
         let segments = self.segments.load();
-        let segment = segments.place_of(id).and_then(|at| segments.get(at));
+        let segment = segments.index_of(id).and_then(|at| segments.get(at));
         segment.map(|it| it.status()).ok_or(mooncake_wire::ErrorCode::SEGMENT_NOT_FOUND)
     }
 }

@@ -1,45 +1,45 @@
 //! Drain jobs: every object is moved off some segments, a few at a time.
 
-mod told;
+mod report;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::admin::{CreateDrainJob, DrainJob, JobStatus};
+use mooncake_wire::admin::{CreateDrainJobRequest, DrainJobResponse, JobStatus};
 use mooncake_wire::types::{SegmentStatus, TaskStatus, Uuid};
 
-use crate::fact::{Effects, Fact};
-use crate::master::Master;
+use crate::change::{StateChange, StateChangeSink};
+use crate::master::MasterCore;
 use crate::payload::move_payload;
 use crate::placement::mix;
-use crate::task::Tasks;
+use crate::task::TaskTable;
 
 /// Objects that are moved at a time, if the job does not say.
-const CONCURRENCY: u32 = 4;
+const DEFAULT_CONCURRENCY: u32 = 4;
 /// The most objects that a job may move at a time.
 const MAX_CONCURRENCY: u32 = 1024;
 /// How often an object is tried.
-const TRIES: u32 = 3;
+const MAX_ATTEMPTS: u32 = 3;
 /// Time between looks at the jobs, in milliseconds.
-const DISPATCH_MS: u64 = 500;
+const DISPATCH_INTERVAL_MS: u64 = 500;
 /// Entries that are looked at under one lock.
-const STEP: u32 = 1024;
+const ENTRIES_PER_LOCK: u32 = 1024;
 /// Jobs that are remembered.
 const MAX_JOBS: usize = 1024;
 /// Names of segments of one kind that a job may have.
-pub(crate) const MAX_NAMES: usize = 1 << 16;
+pub(crate) const MAX_SEGMENT_NAMES: usize = 1 << 16;
 
 /// An object that is being moved.
 #[derive(Clone, Debug)]
-struct Move {
+struct InFlightMove {
     tenant: String,
     key: String,
     size: u64,
 }
 
 #[derive(Clone, Debug)]
-struct Job {
+struct DrainJobEntry {
     segments: Vec<String>,
     targets: Vec<String>,
     concurrency: usize,
@@ -47,28 +47,28 @@ struct Job {
     created_at_ms: u64,
     updated_at_ms: u64,
     dispatched_at_ms: u64,
-    moves: BTreeMap<Uuid, Move>,
-    tries: BTreeMap<(String, String), u32>,
+    moves: BTreeMap<Uuid, InFlightMove>,
+    attempts: BTreeMap<(String, String), u32>,
     succeeded: u64,
     failed: u64,
     blocked: u64,
     moved_bytes: u64,
-    /// What was told last: see [`Job::figures`].
-    told: [u64; 4],
+    /// What was told last: see [`DrainJobEntry::progress`].
+    reported: [u64; 4],
     message: Cow<'static, str>,
 }
 
 /// All drain jobs.
 #[derive(Debug, Default)]
-pub(crate) struct Jobs(BTreeMap<Uuid, Job>);
+pub(crate) struct DrainJobTable(BTreeMap<Uuid, DrainJobEntry>);
 
-impl Job {
-    fn is_over(&self) -> bool {
+impl DrainJobEntry {
+    fn is_finished(&self) -> bool {
         matches!(self.status, JobStatus::SUCCEEDED | JobStatus::FAILED | JobStatus::CANCELED)
     }
 
     /// What changes without a change of the status.
-    fn figures(&self) -> [u64; 4] {
+    fn progress(&self) -> [u64; 4] {
         [self.updated_at_ms, self.succeeded, self.failed, self.blocked]
     }
 
@@ -82,7 +82,7 @@ impl Job {
         now_ms: u64,
         job: Uuid,
         tasks: &BTreeMap<Uuid, Option<TaskStatus>>,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) {
         for (id, status) in tasks {
             if matches!(status, Some(TaskStatus::PENDING | TaskStatus::PROCESSING)) {
@@ -96,43 +96,43 @@ impl Job {
                 self.moved_bytes = self.moved_bytes.saturating_add(done.size);
                 0
             } else {
-                let tries = self.tries.get(&name).map_or(1, |tries| tries + 1);
-                self.failed += u64::from(tries == TRIES);
+                let tries = self.attempts.get(&name).map_or(1, |tries| tries + 1);
+                self.failed += u64::from(tries == MAX_ATTEMPTS);
                 tries
             };
             let (tenant, key) = (Cow::Borrowed(&*name.0), Cow::Borrowed(&*name.1));
-            fx.fact(Fact::DrainMoved { job, task: *id, tenant, key, tries });
-            self.tried(name, tries);
+            fx.record(StateChange::DrainMoveEnded { job, task: *id, tenant, key, attempts: tries });
+            self.record_attempts(name, tries);
         }
     }
 
     /// An object has failed to be moved so often, or has been moved.
-    fn tried(&mut self, name: (String, String), tries: u32) {
+    fn record_attempts(&mut self, name: (String, String), tries: u32) {
         if tries == 0 {
-            self.tries.remove(&name);
+            self.attempts.remove(&name);
         } else {
-            self.tries.insert(name, tries);
+            self.attempts.insert(name, tries);
         }
     }
 }
 
 /// Makes room for another job.
-fn forget_over(jobs: &mut BTreeMap<Uuid, Job>) {
+fn drop_finished(jobs: &mut BTreeMap<Uuid, DrainJobEntry>) {
     if jobs.len() >= MAX_JOBS {
-        jobs.retain(|_, job| !job.is_over());
+        jobs.retain(|_, job| !job.is_finished());
     }
 }
 
 /// What a look at the table found for a job.
 #[derive(Default)]
-struct Found {
-    moves: Vec<(Move, String, String, Uuid)>,
+struct DrainCandidates {
+    moves: Vec<(InFlightMove, String, String, Uuid)>,
     blocked: u64,
-    given_up: u64,
+    abandoned: u64,
     remaining: u64,
 }
 
-impl Master {
+impl MasterCore {
     /// Begins to empty segments. They take nothing new from now on.
     ///
     /// # Errors
@@ -141,41 +141,44 @@ impl Master {
     pub fn create_drain_job(
         &self,
         now_ms: u64,
-        request: &CreateDrainJob,
-        fx: &mut dyn Effects,
+        request: &CreateDrainJobRequest,
+        fx: &mut dyn StateChangeSink,
     ) -> Result<Uuid, ErrorCode> {
         let overlaps = request.target_segments.iter().any(|it| request.segments.contains(it));
-        let too_many = [&request.segments, &request.target_segments].iter().any(|it| it.len() > MAX_NAMES);
+        let too_many =
+            [&request.segments, &request.target_segments].iter().any(|it| it.len() > MAX_SEGMENT_NAMES);
         if request.segments.is_empty() || overlaps || too_many {
             return Err(ErrorCode::INVALID_PARAMS);
         }
         let segments = self.segments.load();
         let mut names = request.segments.iter().chain(&request.target_segments);
-        if names.any(|name| segments.named(name).is_empty()) {
+        if names.any(|name| segments.indices_by_name(name).is_empty()) {
             return Err(ErrorCode::SEGMENT_NOT_FOUND);
         }
         let mut tasks = self.tasks.lock();
-        let Tasks { jobs: Jobs(jobs), .. } = &mut *tasks;
+        let TaskTable { jobs: DrainJobTable(jobs), .. } = &mut *tasks;
         // What a failed job has left may be tried again.
         let is_drained =
-            |name: &String| jobs.values().any(|job| !job.is_over() && job.segments.contains(name));
+            |name: &String| jobs.values().any(|job| !job.is_finished() && job.segments.contains(name));
         let can_be_drained = |name: &String| {
-            segments.named(name).iter().filter_map(|at| segments.get(*at)).all(|it| match it.status() {
-                SegmentStatus::OK => true,
-                SegmentStatus::DRAINING => !is_drained(name),
-                _ => false,
+            segments.indices_by_name(name).iter().filter_map(|at| segments.get(*at)).all(|it| {
+                match it.status() {
+                    SegmentStatus::OK => true,
+                    SegmentStatus::DRAINING => !is_drained(name),
+                    _ => false,
+                }
             })
         };
         if !request.segments.iter().all(can_be_drained) {
             return Err(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS);
         }
-        forget_over(jobs);
+        drop_finished(jobs);
         if jobs.len() >= MAX_JOBS {
             return Err(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS);
         }
         let id = tasks.new_id();
-        let concurrency = request.max_concurrency.unwrap_or(CONCURRENCY).clamp(1, MAX_CONCURRENCY);
-        let job = Job {
+        let concurrency = request.max_concurrency.unwrap_or(DEFAULT_CONCURRENCY).clamp(1, MAX_CONCURRENCY);
+        let job = DrainJobEntry {
             segments: request.segments.clone(),
             targets: request.target_segments.clone(),
             concurrency: concurrency as usize,
@@ -184,24 +187,24 @@ impl Master {
             updated_at_ms: now_ms,
             dispatched_at_ms: 0,
             moves: BTreeMap::new(),
-            tries: BTreeMap::new(),
+            attempts: BTreeMap::new(),
             succeeded: 0,
             failed: 0,
             blocked: 0,
             moved_bytes: 0,
-            told: [now_ms, 0, 0, 0],
+            reported: [now_ms, 0, 0, 0],
             message: Cow::Borrowed("Drain job created"),
         };
-        job.tell(id, fx);
+        job.emit_state(id, fx);
         tasks.jobs.0.insert(id, job);
         // Before another job can be created for the same segments.
-        self.mark(&request.segments, SegmentStatus::DRAINING, fx);
+        self.set_segment_statuses(&request.segments, SegmentStatus::DRAINING, fx);
         Ok(id)
     }
 
-    fn mark(&self, names: &[String], status: SegmentStatus, fx: &mut dyn Effects) {
+    fn set_segment_statuses(&self, names: &[String], status: SegmentStatus, fx: &mut dyn StateChangeSink) {
         let segments = self.segments.load();
-        for at in names.iter().flat_map(|name| segments.named(name)) {
+        for at in names.iter().flat_map(|name| segments.indices_by_name(name)) {
             if let Some(mounted) = segments.get(*at) {
                 self.set_status(mounted, status, None, fx);
             }
@@ -212,7 +215,7 @@ impl Master {
     ///
     /// # Errors
     /// `JOB_NOT_FOUND`.
-    pub fn drain_job(&self, id: Uuid) -> Result<DrainJob, ErrorCode> {
+    pub fn drain_job(&self, id: Uuid) -> Result<DrainJobResponse, ErrorCode> {
         self.tasks.lock().jobs.0.get(&id).map(|job| job.report(id)).ok_or(ErrorCode::JOB_NOT_FOUND)
     }
 
@@ -220,32 +223,37 @@ impl Master {
     ///
     /// # Errors
     /// `JOB_NOT_FOUND`, `UNAVAILABLE_IN_CURRENT_STATUS` if it is over.
-    pub fn cancel_drain_job(&self, now_ms: u64, id: Uuid, fx: &mut dyn Effects) -> Result<(), ErrorCode> {
+    pub fn cancel_drain_job(
+        &self,
+        now_ms: u64,
+        id: Uuid,
+        fx: &mut dyn StateChangeSink,
+    ) -> Result<(), ErrorCode> {
         let mut tasks = self.tasks.lock();
         let job = tasks.jobs.0.get_mut(&id).ok_or(ErrorCode::JOB_NOT_FOUND)?;
-        if job.is_over() {
+        if job.is_finished() {
             return Err(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS);
         }
         job.end(now_ms, JobStatus::CANCELED, "Drain job canceled");
         let moves: Vec<Uuid> = std::mem::take(&mut job.moves).into_keys().collect();
         let segments = job.segments.clone();
-        job.tell(id, fx);
+        job.emit_state(id, fx);
         for task in moves {
             tasks.cancel((now_ms, self.settings.max_tasks), task, "its drain job was canceled", fx);
         }
         drop(tasks);
-        self.mark(&segments, SegmentStatus::OK, fx);
+        self.set_segment_statuses(&segments, SegmentStatus::OK, fx);
         Ok(())
     }
 
     /// Looks after all jobs.
-    pub(crate) fn drain(&self, now_ms: u64, fx: &mut dyn Effects) {
-        let due: Vec<(Uuid, Job)> = {
+    pub(crate) fn run_drain_jobs(&self, now_ms: u64, fx: &mut dyn StateChangeSink) {
+        let due: Vec<(Uuid, DrainJobEntry)> = {
             let mut tasks = self.tasks.lock();
             let statuses = tasks.move_statuses();
             let jobs = tasks.jobs.0.iter_mut();
             let due = jobs.filter(|(_, job)| {
-                !job.is_over() && job.dispatched_at_ms.saturating_add(DISPATCH_MS) <= now_ms
+                !job.is_finished() && job.dispatched_at_ms.saturating_add(DISPATCH_INTERVAL_MS) <= now_ms
             });
             due.map(|(id, job)| {
                 job.collect(now_ms, *id, &statuses, fx);
@@ -255,12 +263,12 @@ impl Master {
             .collect()
         };
         for (id, job) in due {
-            let found = self.look_for_moves(&job);
+            let found = self.find_moves(&job);
             self.dispatch(now_ms, id, found, fx);
         }
     }
 
-    fn dispatch(&self, now_ms: u64, id: Uuid, found: Found, fx: &mut dyn Effects) {
+    fn dispatch(&self, now_ms: u64, id: Uuid, found: DrainCandidates, fx: &mut dyn StateChangeSink) {
         let mut tasks = self.tasks.lock();
         let mut started = BTreeMap::new();
         for (object, source, target, client) in found.moves {
@@ -268,45 +276,45 @@ impl Master {
                 .and_then(|payload| tasks.add(now_ms, payload, client, self.settings.max_tasks, fx));
             if let Ok(task) = task {
                 let (tenant, key) = (Cow::Borrowed(&*object.tenant), Cow::Borrowed(&*object.key));
-                fx.fact(Fact::DrainMove { job: id, task, tenant, key, size: object.size });
+                fx.record(StateChange::DrainMoveStarted { job: id, task, tenant, key, size: object.size });
                 started.insert(task, object);
             }
         }
-        let Some(job) = tasks.jobs.0.get_mut(&id).filter(|job| !job.is_over()) else { return };
-        let before = (job.told, job.status);
+        let Some(job) = tasks.jobs.0.get_mut(&id).filter(|job| !job.is_finished()) else { return };
+        let before = (job.reported, job.status);
         job.moves.extend(started);
         job.blocked = found.blocked;
-        job.told = job.figures();
+        job.reported = job.progress();
         if found.remaining > 0 || !job.moves.is_empty() {
             (job.status, job.message) = (JobStatus::RUNNING, Cow::Borrowed("Drain job running"));
-            if before != (job.told, job.status) {
-                job.tell(id, fx);
+            if before != (job.reported, job.status) {
+                job.emit_state(id, fx);
             }
             return;
         }
-        let status = if found.given_up > 0 {
+        let status = if found.abandoned > 0 {
             job.end(now_ms, JobStatus::FAILED, "Some objects could not be moved");
             SegmentStatus::DRAINING
         } else {
             job.end(now_ms, JobStatus::SUCCEEDED, "Drain job succeeded");
             SegmentStatus::DRAINED
         };
-        job.tell(id, fx);
+        job.emit_state(id, fx);
         let segments = job.segments.clone();
         drop(tasks);
-        self.mark(&segments, status, fx);
+        self.set_segment_statuses(&segments, status, fx);
     }
 
-    fn look_for_moves(&self, job: &Job) -> Found {
-        let mut found = Found::default();
+    fn find_moves(&self, job: &DrainJobEntry) -> DrainCandidates {
+        let mut found = DrainCandidates::default();
         let mut room = job.concurrency.saturating_sub(job.moves.len());
         for shard in 0..self.shards.len() {
             let mut from = Some(0);
             while let Some(start) = from {
                 let shard = self.lock(shard);
-                let (places, next) = shard.occupied(start, STEP);
+                let (places, next) = shard.occupied(start, ENTRIES_PER_LOCK);
                 for at in places {
-                    self.look_at(&shard, at, job, &mut room, &mut found);
+                    self.consider_entry(&shard, at, job, &mut room, &mut found);
                 }
                 from = next;
             }
@@ -314,16 +322,16 @@ impl Master {
         found
     }
 
-    fn look_at(
+    fn consider_entry(
         &self,
-        shard: &crate::locked::Locked<'_>,
+        shard: &crate::locked_shard::LockedShard<'_>,
         at: u32,
-        job: &Job,
+        job: &DrainJobEntry,
         room: &mut usize,
-        found: &mut Found,
+        found: &mut DrainCandidates,
     ) {
         let entry = &shard.entries[at];
-        let name_of = |segment: u16| shard.segments.get(segment).map(|it| &*it.info.name);
+        let name_of = |segment: u16| shard.segments.get(segment).map(|it| &*it.descriptor.name);
         let drains = |name: &str| job.segments.iter().any(|it| it == name);
         let Some(source) = entry.replicas().find(|it| name_of(it.segment).is_some_and(drains)) else {
             return;
@@ -333,8 +341,8 @@ impl Master {
         }
         let tenant = self.tenants.get(entry.tenant).map(|it| it.name.to_string()).unwrap_or_default();
         let key = entry.key.to_string();
-        if job.tries.get(&(tenant.clone(), key.clone())).is_some_and(|tries| *tries >= TRIES) {
-            found.given_up += 1;
+        if job.attempts.get(&(tenant.clone(), key.clone())).is_some_and(|tries| *tries >= MAX_ATTEMPTS) {
+            found.abandoned += 1;
             return;
         }
         found.remaining += 1;
@@ -350,34 +358,33 @@ impl Master {
         };
         if *room > 0 {
             *room -= 1;
-            let object = Move { tenant, key, size: entry.size };
-            found.moves.push((object, mounted.info.name.to_string(), target, mounted.client));
+            let object = InFlightMove { tenant, key, size: entry.size };
+            found.moves.push((object, mounted.descriptor.name.to_string(), target, mounted.client));
         }
     }
 
     /// The emptiest segment that may take a replica and has none.
     fn drain_target(
         &self,
-        shard: &crate::locked::Locked<'_>,
-        job: &Job,
+        shard: &crate::locked_shard::LockedShard<'_>,
+        job: &DrainJobEntry,
         holders: &[&str],
         entropy: u64,
     ) -> Option<String> {
         let may = |name: &str| job.targets.is_empty() || job.targets.iter().any(|it| it == name);
-        let fitting = shard
-            .segments
-            .iter()
-            .filter(|(_, it)| it.is_writable() && may(&it.info.name) && !holders.contains(&&*it.info.name));
+        let fitting = shard.segments.iter().filter(|(_, it)| {
+            it.is_writable() && may(&it.descriptor.name) && !holders.contains(&&*it.descriptor.name)
+        });
         // Among equals not always the same one.
         let rank = |at: u16, free: f64| (free, mix(entropy ^ u64::from(at)));
         fitting
             .map(|(at, it)| (rank(at, it.free_ratio()), it))
             .max_by(|(a, _), (b, _)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)))
-            .map(|(_, it)| it.info.name.to_string())
+            .map(|(_, it)| it.descriptor.name.to_string())
     }
 }
 
-impl Tasks {
+impl TaskTable {
     /// How far the moves of all jobs are.
     fn move_statuses(&self) -> BTreeMap<Uuid, Option<TaskStatus>> {
         let moves = self.jobs.0.values().flat_map(|job| job.moves.keys());

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::types::{Replica, ReplicaList, ReplicaMedium};
+use mooncake_wire::types::{ReplicaDescriptor, ReplicaList, ReplicaMedium};
 
-use crate::count::Counters;
-use crate::locked::Spot;
-use crate::master::Master;
+use crate::locked_shard::KeyLocation;
+use crate::master::MasterCore;
 use crate::payload::copy_payload;
-use crate::settings::DynamicReplication;
-use crate::transfer::DynamicPlan;
+use crate::settings::DynamicReplicationMode;
+use crate::statistics::MasterCounters;
+use crate::transfer::DynamicReplicationLease;
 
 /// For how long a plan is good, in milliseconds.
 const LEASE_MS: u64 = 30_000;
@@ -22,7 +22,7 @@ const MIN_FREE: f64 = 0.15;
 const MAX_COUNTED: usize = 16_384;
 
 #[derive(Clone, Copy, Debug)]
-struct Reads {
+struct ReadWindow {
     since_ms: u64,
     count: u32,
     planned_at_ms: Option<u64>,
@@ -30,25 +30,25 @@ struct Reads {
 
 /// What is read often, and what was planned because of it.
 #[derive(Debug, Default)]
-pub(crate) struct Heat {
-    reads: HashMap<u64, Reads>,
-    plans: HashMap<DynamicPlan, u64>,
+pub(crate) struct HotObjectTracker {
+    reads: HashMap<u64, ReadWindow>,
+    plans: HashMap<DynamicReplicationLease, u64>,
     epoch: u64,
 }
 
-impl Heat {
+impl HotObjectTracker {
     /// Counts a read. True if the object has become hot and nothing was planned for it lately.
     fn count(&mut self, now_ms: u64, hash: u64, (window_ms, hot_reads): (u64, u32)) -> bool {
         if self.reads.len() >= MAX_COUNTED && !self.reads.contains_key(&hash) {
             let is_recent =
-                |it: &Reads| it.since_ms.saturating_add(window_ms.saturating_add(COOLDOWN_MS)) > now_ms;
+                |it: &ReadWindow| it.since_ms.saturating_add(window_ms.saturating_add(COOLDOWN_MS)) > now_ms;
             self.reads.retain(|_, it| is_recent(it));
             if self.reads.len() >= MAX_COUNTED {
                 return false;
             }
         }
         let reads =
-            self.reads.entry(hash).or_insert(Reads { since_ms: now_ms, count: 0, planned_at_ms: None });
+            self.reads.entry(hash).or_insert(ReadWindow { since_ms: now_ms, count: 0, planned_at_ms: None });
         if reads.since_ms.saturating_add(window_ms) <= now_ms {
             (reads.since_ms, reads.count) = (now_ms, 0);
         }
@@ -62,37 +62,37 @@ impl Heat {
     }
 }
 
-impl Master {
-    pub(crate) fn counts_reads(&self) -> bool {
-        self.settings.dynamic_replication != DynamicReplication::Off
+impl MasterCore {
+    pub(crate) fn is_counting_reads(&self) -> bool {
+        self.settings.dynamic_replication != DynamicReplicationMode::Off
     }
 
     /// Counts a read, and plans a copy if the object has become hot.
-    pub(crate) fn note_read<S>(
+    pub(crate) fn record_read<S>(
         &self,
         now_ms: u64,
-        spot: Spot,
+        spot: KeyLocation,
         tenant: &str,
         key: &str,
         list: &ReplicaList<S>,
     ) {
-        let is_in_memory = |it: &&Replica<S>| matches!(it.medium, ReplicaMedium::Memory(_));
+        let is_in_memory = |it: &&ReplicaDescriptor<S>| matches!(it.medium, ReplicaMedium::Memory(_));
         let replicas = list.replicas.iter().filter(is_in_memory).count();
-        if !self.counts_reads() || replicas == 0 || replicas >= self.settings.max_hot_replicas.max(1) {
+        if !self.is_counting_reads() || replicas == 0 || replicas >= self.settings.max_hot_replicas.max(1) {
             return;
         }
-        if !self.tasks.lock().heat.count(now_ms, self.hash(spot.tenant, key), self.hot_when()) {
+        if !self.tasks.lock().hot_objects.count(now_ms, self.hash(spot.tenant, key), self.hot_threshold()) {
             return;
         }
-        Counters::add(&self.counters.hot_keys, 1);
-        if self.settings.dynamic_replication == DynamicReplication::Enforce {
+        MasterCounters::add(&self.counters.hot_keys, 1);
+        if self.settings.dynamic_replication == DynamicReplicationMode::Enforce {
             // Without room or with too many tasks nothing is copied: it was a wish.
             let _ = self.plan_copy(now_ms, tenant, key);
         }
     }
 
     /// The window in which reads are counted, and the reads in it from which on an object is hot.
-    fn hot_when(&self) -> (u64, u32) {
+    fn hot_threshold(&self) -> (u64, u32) {
         let window_ms = self.settings.heat_window_ms.max(1);
         let reads = (self.settings.hot_reads_per_second * window_ms as f64 / 1000.0).ceil();
         (window_ms, (reads as u32).max(1))
@@ -102,24 +102,24 @@ impl Master {
         let source = self.source_of(tenant, key, None)?;
         let segments = self.segments.load();
         let others = segments.iter().filter(|(_, it)| {
-            it.is_writable() && it.free_ratio() > MIN_FREE && !source.holders.contains(&it.info.name)
+            it.is_writable() && it.free_ratio() > MIN_FREE && !source.holders.contains(&it.descriptor.name)
         });
         let emptiest = others.max_by(|(_, a), (_, b)| a.free_ratio().total_cmp(&b.free_ratio()));
         let (_, target) = emptiest.ok_or(ErrorCode::NO_AVAILABLE_HANDLE)?;
         let mut tasks = self.tasks.lock();
-        tasks.heat.epoch += 1;
-        let plan = (tasks.new_id(), tasks.heat.epoch);
-        tasks.heat.plans.retain(|_, until| *until > now_ms);
-        tasks.heat.plans.insert(plan, now_ms.saturating_add(LEASE_MS));
-        let payload = copy_payload(tenant, key, &source.name, &[&target.info.name], Some(plan))?;
+        tasks.hot_objects.epoch += 1;
+        let plan = (tasks.new_id(), tasks.hot_objects.epoch);
+        tasks.hot_objects.plans.retain(|_, until| *until > now_ms);
+        tasks.hot_objects.plans.insert(plan, now_ms.saturating_add(LEASE_MS));
+        let payload = copy_payload(tenant, key, &source.name, &[&target.descriptor.name], Some(plan))?;
         // Not told: what is read often is found out again within seconds, and the plan would not be known to another master.
         tasks.add(now_ms, payload, source.client, self.settings.max_tasks, &mut ())?;
         Ok(())
     }
 
     /// Whether a plan is this master's and still good.
-    pub(crate) fn check_plan(&self, now_ms: u64, plan: DynamicPlan) -> Result<(), ErrorCode> {
-        let is_good = self.tasks.lock().heat.plans.get(&plan).is_some_and(|until| *until > now_ms);
+    pub(crate) fn check_plan(&self, now_ms: u64, plan: DynamicReplicationLease) -> Result<(), ErrorCode> {
+        let is_good = self.tasks.lock().hot_objects.plans.get(&plan).is_some_and(|until| *until > now_ms);
         if is_good { Ok(()) } else { Err(ErrorCode::INVALID_PARAMS) }
     }
 }

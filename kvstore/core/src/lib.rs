@@ -1,46 +1,46 @@
 //! All that a Mooncake master decides, without I/O, clock, threads or a random source of its own.
 //!
-//! [`Master`] is the whole state. Its methods take `&self`, so that many threads may serve from it at once; each
-//! takes the time (`now_ms`, milliseconds of Unix time), and those that change something a sink for [`Fact`]s. The same
+//! [`MasterCore`] is the whole state. Its methods take `&self`, so that many threads may serve from it at once; each
+//! takes the time (`now_ms`, milliseconds of Unix time), and those that change something a sink for [`StateChange`]s. The same
 //! calls give the same answers: the real server, a standby, a replay and a simulation run the same code.
 //!
-//! - Reading: [`Master::exist`], [`Master::batch_exist`], [`Master::replicas`], [`Master::batch_replicas`],
-//!   [`Master::replicas_by_regex`] lease what they find; [`Master::peek`] does not.
-//! - Writing: [`Master::put_start`], [`Master::put_end`], [`Master::put_revoke`], [`Master::upsert_start`] and their
+//! - Reading: [`MasterCore::exist`], [`MasterCore::batch_exist`], [`MasterCore::replicas`], [`MasterCore::batch_replicas`],
+//!   [`MasterCore::replicas_by_regex`] lease what they find; [`MasterCore::peek`] does not.
+//! - Writing: [`MasterCore::put_start`], [`MasterCore::put_end`], [`MasterCore::put_revoke`], [`MasterCore::upsert_start`] and their
 //!   batches. An upsert ends with `put_end` and is given up with `put_revoke`.
-//! - Removing: [`Master::remove`], [`Master::batch_remove`], [`Master::remove_by_regex`], [`Master::remove_all`],
-//!   [`Master::replica_clear`].
-//! - Nodes: [`Master::mount`], [`Master::remount`], [`Master::unmount`], [`Master::graceful_unmount`],
-//!   [`Master::ping`], [`Master::client_lost`].
-//! - Moving: [`Master::create_copy_task`], [`Master::create_move_task`], [`Master::fetch_tasks`],
-//!   [`Master::complete_task`], [`Master::copy_start`], [`Master::move_start`] and their ends,
-//!   [`Master::create_drain_job`].
-//! - Disks: [`Master::mount_disk`], [`Master::unmount_disk`], [`Master::fetch_offloads`], [`Master::offloaded`],
-//!   [`Master::evict_disk_copy`], [`Master::fetch_promotions`], [`Master::promotion_start`] and its ends.
-//! - Rebuild: [`Master::open_rebuild`], [`Master::announce_inventory`], [`Master::restore_inventory`],
-//!   [`Master::finish_inventory`].
-//! - Time: [`Master::tick`].
-//! - Facts: [`Effects`] gets every change; [`Master::apply`] makes one true in another master;
-//!   [`Master::snapshot`] tells the whole state as facts, in pieces. [`encode`] and [`decode`] turn them into bytes and
+//! - Removing: [`MasterCore::remove`], [`MasterCore::batch_remove`], [`MasterCore::remove_by_regex`], [`MasterCore::remove_all`],
+//!   [`MasterCore::replica_clear`].
+//! - Nodes: [`MasterCore::mount`], [`MasterCore::remount`], [`MasterCore::unmount`], [`MasterCore::graceful_unmount`],
+//!   [`MasterCore::ping`], [`MasterCore::client_lost`].
+//! - Moving: [`MasterCore::create_copy_task`], [`MasterCore::create_move_task`], [`MasterCore::fetch_tasks`],
+//!   [`MasterCore::complete_task`], [`MasterCore::copy_start`], [`MasterCore::move_start`] and their ends,
+//!   [`MasterCore::create_drain_job`].
+//! - Disks: [`MasterCore::mount_disk`], [`MasterCore::unmount_disk`], [`MasterCore::fetch_offloads`], [`MasterCore::offloaded`],
+//!   [`MasterCore::evict_disk_copy`], [`MasterCore::fetch_promotions`], [`MasterCore::promotion_start`] and its ends.
+//! - Rebuild: [`MasterCore::open_rebuild`], [`MasterCore::announce_inventory`], [`MasterCore::restore_inventory`],
+//!   [`MasterCore::finish_inventory`].
+//! - Time: [`MasterCore::tick`].
+//! - Facts: [`StateChangeSink`] gets every change; [`MasterCore::apply`] makes one true in another master;
+//!   [`MasterCore::snapshot`] tells the whole state as facts, in pieces. [`encode`] and [`decode`] turn them into bytes and
 //!   back.
-//! - Figures: [`Master::segments_detail`], [`Master::fill`], [`Master::counts`], [`Master::prefix_statistics`],
-//!   [`Master::keys`], [`Master::quotas`].
+//! - Figures: [`MasterCore::segments_detail`], [`MasterCore::fill`], [`MasterCore::counts`], [`MasterCore::prefix_statistics`],
+//!   [`MasterCore::keys`], [`MasterCore::quotas`].
 //!
 //! Errors are Mooncake's own codes. What this master does not do (NVMe over fabrics, shared and distributed file
 //! systems) has no method here.
 
 mod allocator;
 mod apply;
+mod change;
 mod client;
 mod codec;
-mod count;
 mod disk;
 mod drain;
 mod dynamic;
 mod evict;
-mod fact;
 mod group;
-mod locked;
+mod intact;
+mod locked_shard;
 mod master;
 mod mount;
 mod mount_disk;
@@ -64,28 +64,28 @@ mod shard;
 mod sketch;
 mod slab;
 mod snapshot;
+mod statistics;
 mod table;
 mod task;
 mod tenant;
 mod tick;
 mod transfer;
-mod underway;
+mod transfer_replay;
 mod upsert;
-mod whole;
 
-pub use apply::NotApplied;
-pub use codec::{DecodeError, decode, encode};
-pub use count::Counts;
-pub use disk::DiskFill;
-pub use fact::{
-    DrainState, Effects, Fact, Media, ObjectState, OnDisk, Place, RemoveCause, StoreCause, TaskState,
-    TransferState, UnmountCause,
+pub use apply::ApplyError;
+pub use change::{
+    DiskCopyState, DrainJobState, ObjectState, RemoveCause, ReplicaLocation, StateChange, StateChangeSink,
+    StorageTiers, StoreCause, TaskState, TransferState, UnmountCause,
 };
-pub use master::Master;
-pub use query::{Cursor, Fill, PrefixStatistics};
-pub use read::{Replicas, WireReplica};
+pub use codec::{StateChangeDecodeError, decode, encode};
+pub use disk::DiskUsage;
+pub use intact::IntactRanges;
+pub use master::MasterCore;
+pub use query::{ObjectCursor, PrefixStatistics, SpaceUsage};
+pub use read::{ReplicaDescriptors, SharedReplicaDescriptor};
 pub use rebuild::{InventoryRecord, ObjectVersion, RestoreOutcome};
-pub use settings::{DiskTier, DynamicReplication, Placement, Settings};
+pub use settings::{DiskTierOptions, DynamicReplicationMode, MasterCoreOptions, PlacementStrategy};
 pub use snapshot::SnapshotCursor;
-pub use transfer::{DynamicPlan, Work};
-pub use whole::Whole;
+pub use statistics::MasterStatistics;
+pub use transfer::{ClientObjectKey, DynamicReplicationLease};

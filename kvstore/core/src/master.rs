@@ -8,47 +8,47 @@ use foldhash::fast::FixedState;
 use mooncake_wire::ErrorCode;
 use parking_lot::Mutex;
 
-use crate::client::Registry;
-use crate::count::Counters;
-use crate::disk::{DiskFigures, Disks};
-use crate::group::{GroupId, Groups};
-use crate::locked::Spot;
+use crate::client::ClientRegistry;
+use crate::disk::{ClientDisks, DiskTaskTotals};
+use crate::group::{GroupId, GroupTable};
+use crate::locked_shard::KeyLocation;
 use crate::placement::mix;
-use crate::prefix::Prefixes;
+use crate::prefix::PrefixTable;
 use crate::rebuild::{RebuildWindow, RestoreCounters};
 use crate::recent_writes::RecentWrites;
-use crate::segment::Segments;
-use crate::settings::Settings;
-use crate::shard::Shard;
-use crate::sketch::Sketch;
-use crate::task::Tasks;
-use crate::tenant::Tenants;
-use crate::underway::Noted;
+use crate::segment::SegmentTable;
+use crate::settings::MasterCoreOptions;
+use crate::shard::ObjectShard;
+use crate::sketch::CountMinSketch;
+use crate::statistics::MasterCounters;
+use crate::task::TaskTable;
+use crate::tenant::TenantTable;
+use crate::transfer_replay::PendingTransfers;
 
 /// All that a master knows and decides. See the crate's documentation for how it is used.
 #[derive(Debug)]
-pub struct Master {
-    pub(crate) settings: Settings,
+pub struct MasterCore {
+    pub(crate) settings: MasterCoreOptions,
     hasher: FixedState,
-    pub(crate) shards: Box<[Mutex<Shard>]>,
+    pub(crate) shards: Box<[Mutex<ObjectShard>]>,
     /// Per shard the stamp of the first entry that has not been read.
     pub(crate) oldest_unread: Box<[AtomicU64]>,
     /// The same for entries that nothing but their leases protect.
     pub(crate) oldest_leased: Box<[AtomicU64]>,
     /// The same for soft-pinned entries.
     pub(crate) oldest_soft: Box<[AtomicU64]>,
-    pub(crate) groups: Groups,
-    pub(crate) segments: ArcSwap<Segments>,
-    pub(crate) registry: Mutex<Registry>,
-    pub(crate) tenants: Tenants,
-    pub(crate) prefixes: Prefixes,
-    pub(crate) tasks: Mutex<Tasks>,
-    pub(crate) disks: ArcSwap<Disks>,
-    pub(crate) on_disks: DiskFigures,
-    pub(crate) sketch: Sketch,
+    pub(crate) groups: GroupTable,
+    pub(crate) segments: ArcSwap<SegmentTable>,
+    pub(crate) registry: Mutex<ClientRegistry>,
+    pub(crate) tenants: TenantTable,
+    pub(crate) prefixes: PrefixTable,
+    pub(crate) tasks: Mutex<TaskTable>,
+    pub(crate) disks: ArcSwap<ClientDisks>,
+    pub(crate) disk_task_totals: DiskTaskTotals,
+    pub(crate) sketch: CountMinSketch,
     /// Copies and moves that facts told of.
-    pub(crate) noted: Mutex<Noted>,
-    pub(crate) counters: Counters,
+    pub(crate) pending_transfers: Mutex<PendingTransfers>,
+    pub(crate) counters: MasterCounters,
     /// Locked after the registry, before shards.
     pub(crate) rebuild: Mutex<RebuildWindow>,
     pub(crate) restores: RestoreCounters,
@@ -59,9 +59,9 @@ pub struct Master {
     pub(crate) view_version: AtomicI64,
 }
 
-impl Master {
+impl MasterCore {
     /// A master that knows nothing yet.
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: MasterCoreOptions) -> Self {
         let shards = settings.shards.clamp(1, 1 << 16);
         let stamps = || (0..shards).map(|_| AtomicU64::new(u64::MAX)).collect();
         Self {
@@ -70,17 +70,17 @@ impl Master {
             oldest_unread: stamps(),
             oldest_leased: stamps(),
             oldest_soft: stamps(),
-            groups: Groups::new(),
+            groups: GroupTable::new(),
             segments: ArcSwap::default(),
             registry: Mutex::default(),
-            tenants: Tenants::new(settings.multi_tenant),
-            prefixes: Prefixes::new(),
-            tasks: Mutex::new(Tasks::new(settings.seed)),
+            tenants: TenantTable::new(settings.multi_tenant),
+            prefixes: PrefixTable::new(),
+            tasks: Mutex::new(TaskTable::new(settings.seed)),
             disks: ArcSwap::default(),
-            on_disks: DiskFigures::default(),
-            sketch: Sketch::new(settings.disks.is_some_and(|it| it.promote_on_hit)),
-            noted: Mutex::default(),
-            counters: Counters::default(),
+            disk_task_totals: DiskTaskTotals::default(),
+            sketch: CountMinSketch::new(settings.disks.is_some_and(|it| it.promote_on_hit)),
+            pending_transfers: Mutex::default(),
+            counters: MasterCounters::default(),
             rebuild: Mutex::default(),
             restores: RestoreCounters::default(),
             recent_writes: RecentWrites::default(),
@@ -92,7 +92,7 @@ impl Master {
     }
 
     /// What it was made with.
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &MasterCoreOptions {
         &self.settings
     }
 
@@ -105,16 +105,16 @@ impl Master {
         self.hasher.hash_one(key) ^ u64::from(tenant).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 
-    pub(crate) fn spot(&self, tenant: u16, key: &str) -> Spot {
+    pub(crate) fn locate_key(&self, tenant: u16, key: &str) -> KeyLocation {
         let hash = self.hash(tenant, key);
         let shard = ((hash >> 32) * self.shards.len() as u64) >> 32;
-        Spot { shard: shard as usize, tag: hash as u32, tenant }
+        KeyLocation { shard: shard as usize, tag: hash as u32, tenant }
     }
 
     /// The spot of a reader's key.
-    pub(crate) fn spot_of(&self, tenant: &str, key: &str) -> Result<Spot, ErrorCode> {
-        let tenant = self.tenants.place(tenant).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
-        Ok(self.spot(tenant, key))
+    pub(crate) fn locate_reader_key(&self, tenant: &str, key: &str) -> Result<KeyLocation, ErrorCode> {
+        let tenant = self.tenants.index_of(tenant).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
+        Ok(self.locate_key(tenant, key))
     }
 
     pub(crate) fn group(&self, tenant: &str, name: &str) -> GroupId {
@@ -132,7 +132,7 @@ impl Master {
     }
 
     /// Never gives an id that was seen.
-    pub(crate) fn saw_replica_id(&self, id: u64) {
+    pub(crate) fn reserve_replica_id(&self, id: u64) {
         self.next_id.fetch_max(id.saturating_add(1), Relaxed);
     }
 
@@ -147,6 +147,6 @@ impl Master {
 
     /// Bytes of space that objects may have in all.
     pub(crate) fn capacity(&self) -> u64 {
-        self.segments.load().fill().1
+        self.segments.load().usage().1
     }
 }

@@ -6,21 +6,21 @@ use std::sync::Arc;
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{Segment, SegmentStatus, Uuid};
 
-use crate::count::Counters;
-use crate::fact::{Effects, Fact, RemoveCause, StoreCause, UnmountCause};
-use crate::locked::Locked;
-use crate::master::Master;
-use crate::object::Replica;
-use crate::segment::{Mounted, Segments};
+use crate::change::{RemoveCause, StateChange, StateChangeSink, StoreCause, UnmountCause};
+use crate::locked_shard::LockedShard;
+use crate::master::MasterCore;
+use crate::object::MemoryReplica;
+use crate::segment::{SegmentEntry, SegmentTable};
 use crate::slab::NIL;
+use crate::statistics::MasterCounters;
 
-fn shared<S: AsRef<str>>(it: &Segment<S>) -> Segment<Arc<str>> {
+fn to_shared<S: AsRef<str>>(it: &Segment<S>) -> Segment<Arc<str>> {
     let [name, te_endpoint, protocol, host_id] =
         [&it.name, &it.te_endpoint, &it.protocol, &it.host_id].map(|text| Arc::from(text.as_ref()));
     Segment { id: it.id, name, base: it.base, size: it.size, te_endpoint, protocol, host_id }
 }
 
-pub(crate) fn told(it: &Segment<Arc<str>>) -> Segment<Cow<'_, str>> {
+pub(crate) fn to_borrowed(it: &Segment<Arc<str>>) -> Segment<Cow<'_, str>> {
     let [name, te_endpoint, protocol, host_id] =
         [&it.name, &it.te_endpoint, &it.protocol, &it.host_id].map(|text| Cow::Borrowed(&**text));
     Segment { id: it.id, name, base: it.base, size: it.size, te_endpoint, protocol, host_id }
@@ -34,7 +34,7 @@ fn overlap(a: &Segment<Arc<str>>, b: &Segment<Arc<str>>) -> bool {
     a.base < b.base.saturating_add(b.size) && b.base < a.base.saturating_add(a.size)
 }
 
-impl Master {
+impl MasterCore {
     /// A client lends memory. Doing so again changes nothing, except that it brings back what was silent. If the
     /// memory is not the same as before (by its id, name, address and size), what it held is lost.
     ///
@@ -45,14 +45,14 @@ impl Master {
         now_ms: u64,
         segment: &Segment<S>,
         client: Uuid,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
         let mut registry = self.registry.lock();
-        self.mount_one(now_ms, shared(segment), client, fx)?;
+        self.mount_one(now_ms, to_shared(segment), client, fx)?;
         match registry.clients.get_mut(&client) {
             // Its other segments are not back yet: it will be told to mount them too.
             Some(known) if known.silent => known.last_seen_ms = now_ms,
-            _ => self.welcome(&mut registry, now_ms, client, fx),
+            _ => self.mark_alive(&mut registry, now_ms, client, fx),
         }
         self.capacity_changed();
         Ok(())
@@ -67,19 +67,19 @@ impl Master {
         now_ms: u64,
         segments: &[Segment<S>],
         client: Uuid,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
         let mut registry = self.registry.lock();
         for segment in segments {
-            self.mount_one(now_ms, shared(segment), client, fx)?;
+            self.mount_one(now_ms, to_shared(segment), client, fx)?;
         }
         let before = Arc::clone(&self.segments.load());
         for (_, old) in before.iter().filter(|(_, it)| it.client == client) {
-            if segments.iter().all(|it| it.id != old.info.id) {
-                self.lose(old.info.id, UnmountCause::MemoryLost, now_ms, fx);
+            if segments.iter().all(|it| it.id != old.descriptor.id) {
+                self.drop_segment(old.descriptor.id, UnmountCause::MemoryLost, now_ms, fx);
             }
         }
-        self.welcome(&mut registry, now_ms, client, fx);
+        self.mark_alive(&mut registry, now_ms, client, fx);
         self.capacity_changed();
         Ok(())
     }
@@ -90,39 +90,41 @@ impl Master {
         now_ms: u64,
         info: Segment<Arc<str>>,
         client: Uuid,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
         if info.size == 0 || info.name.is_empty() || info.base.checked_add(info.size).is_none() {
             return Err(ErrorCode::INVALID_PARAMS);
         }
         let segments = Arc::clone(&self.segments.load());
-        let known = segments.place_of(info.id).and_then(|at| Some((at, segments.get(at)?)));
+        let known = segments.index_of(info.id).and_then(|at| Some((at, segments.get(at)?)));
         if let Some((at, old)) = known
-            && is_same_memory(&old.info, &info)
+            && is_same_memory(&old.descriptor, &info)
         {
-            if old.client == client && old.info == info && old.is_readable() {
+            if old.client == client && old.descriptor == info && old.is_readable() {
                 return Ok(());
             }
-            fx.fact(Fact::SegmentMounted { segment: told(&info), client, at_ms: now_ms });
-            self.segments.store(Arc::new(segments.with(at, Some(Arc::new(old.again(info, client))))));
+            fx.record(StateChange::SegmentMounted { segment: to_borrowed(&info), client, at_ms: now_ms });
+            self.segments
+                .store(Arc::new(segments.with_segment(at, Some(Arc::new(old.remounted(info, client))))));
             if !old.is_readable() {
-                (0..self.shards.len()).for_each(|shard| self.lock(shard).reconsider(at, now_ms));
+                (0..self.shards.len()).for_each(|shard| self.lock(shard).requeue_recovered(at, now_ms));
             }
             return Ok(());
         }
-        let is_in_the_way = |old: &Mounted| {
-            old.info.id == info.id
-                || old.info.name == info.name && (old.client != client || overlap(&old.info, &info))
+        let is_in_the_way = |old: &SegmentEntry| {
+            old.descriptor.id == info.id
+                || old.descriptor.name == info.name
+                    && (old.client != client || overlap(&old.descriptor, &info))
         };
         for (_, old) in segments.iter().filter(|(_, old)| is_in_the_way(old)) {
-            self.lose(old.info.id, UnmountCause::MemoryLost, now_ms, fx);
+            self.drop_segment(old.descriptor.id, UnmountCause::MemoryLost, now_ms, fx);
         }
         let segments = self.segments.load();
-        let at = segments.vacancy().ok_or(ErrorCode::INVALID_PARAMS)?;
-        fx.fact(Fact::SegmentMounted { segment: told(&info), client, at_ms: now_ms });
-        let mounted = Arc::new(Mounted::new(info, client, now_ms));
+        let at = segments.free_index().ok_or(ErrorCode::INVALID_PARAMS)?;
+        fx.record(StateChange::SegmentMounted { segment: to_borrowed(&info), client, at_ms: now_ms });
+        let mounted = Arc::new(SegmentEntry::new(info, client, now_ms));
         self.await_inventory(&mounted, now_ms);
-        self.segments.store(Arc::new(segments.with(at, Some(mounted))));
+        self.segments.store(Arc::new(segments.with_segment(at, Some(mounted))));
         Ok(())
     }
 
@@ -135,11 +137,11 @@ impl Master {
         now_ms: u64,
         segment: Uuid,
         client: Uuid,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
         let _registry = self.registry.lock();
         let Some(mounted) = self.own_segment(segment, client)? else { return Ok(()) };
-        self.lose(mounted.info.id, UnmountCause::Unmounted, now_ms, fx);
+        self.drop_segment(mounted.descriptor.id, UnmountCause::Unmounted, now_ms, fx);
         Ok(())
     }
 
@@ -153,7 +155,7 @@ impl Master {
         segment: Uuid,
         client: Uuid,
         grace_ms: u64,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
         let _registry = self.registry.lock();
         let mounted = self.own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
@@ -168,12 +170,16 @@ impl Master {
     /// `SEGMENT_NOT_FOUND`, or `ILLEGAL_CLIENT` if it is another's.
     pub fn segment_range(&self, segment: Uuid, client: Uuid) -> Result<(Arc<str>, u64, u64), ErrorCode> {
         let mounted = self.own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
-        Ok((Arc::clone(&mounted.info.te_endpoint), mounted.info.base, mounted.info.size))
+        Ok((Arc::clone(&mounted.descriptor.te_endpoint), mounted.descriptor.base, mounted.descriptor.size))
     }
 
-    pub(crate) fn own_segment(&self, segment: Uuid, client: Uuid) -> Result<Option<Arc<Mounted>>, ErrorCode> {
+    pub(crate) fn own_segment(
+        &self,
+        segment: Uuid,
+        client: Uuid,
+    ) -> Result<Option<Arc<SegmentEntry>>, ErrorCode> {
         let segments = self.segments.load();
-        let Some(mounted) = segments.place_of(segment).and_then(|at| segments.get(at)) else {
+        let Some(mounted) = segments.index_of(segment).and_then(|at| segments.get(at)) else {
             return Ok(None);
         };
         if mounted.client == client { Ok(Some(Arc::clone(mounted))) } else { Err(ErrorCode::ILLEGAL_CLIENT) }
@@ -181,52 +187,58 @@ impl Master {
 
     pub(crate) fn set_status(
         &self,
-        mounted: &Mounted,
+        mounted: &SegmentEntry,
         status: SegmentStatus,
         until_ms: Option<u64>,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) {
         mounted.set_status(status, until_ms);
-        fx.fact(Fact::SegmentStatus { segment: mounted.info.id, status, until_ms });
+        fx.record(StateChange::SegmentStatus { segment: mounted.descriptor.id, status, until_ms });
     }
 
     /// Drops a segment with all that is only there. With the registry locked, so that only one does it.
-    pub(crate) fn lose(&self, id: Uuid, cause: UnmountCause, now_ms: u64, fx: &mut dyn Effects) {
+    pub(crate) fn drop_segment(
+        &self,
+        id: Uuid,
+        cause: UnmountCause,
+        now_ms: u64,
+        fx: &mut dyn StateChangeSink,
+    ) {
         let segments = Arc::clone(&self.segments.load());
-        let Some((at, mounted)) = segments.place_of(id).and_then(|at| Some((at, segments.get(at)?))) else {
+        let Some((at, mounted)) = segments.index_of(id).and_then(|at| Some((at, segments.get(at)?))) else {
             return;
         };
-        fx.fact(Fact::SegmentUnmounted { segment: id, cause });
+        fx.record(StateChange::SegmentUnmounted { segment: id, cause });
         // From here on no space is given away and no reader sent there. Whoever took space before holds the lock of
         // the shard where the object will be, so that the sweep sees the object.
         mounted.set_status(SegmentStatus::UNMOUNTING, None);
         mounted.set_silent(true);
-        mounted.space(crate::allocator::Allocator::close);
+        mounted.with_allocator(crate::allocator::SegmentAllocator::close);
         for shard in 0..self.shards.len() {
-            self.lock(shard).sweep(at, now_ms, fx);
+            self.lock(shard).drop_segment_replicas(at, now_ms, fx);
         }
-        let segments: &Segments = &self.segments.load();
-        self.segments.store(Arc::new(segments.with(at, None)));
+        let segments: &SegmentTable = &self.segments.load();
+        self.segments.store(Arc::new(segments.with_segment(at, None)));
         self.capacity_changed();
     }
 }
 
-impl Locked<'_> {
+impl LockedShard<'_> {
     /// Takes a segment out of all objects of this shard.
-    fn sweep(&mut self, segment: u16, now_ms: u64, fx: &mut dyn Effects) {
-        self.held.retain(|it| it.segment != segment);
-        self.lose_replicas(|replica, _| replica.segment == segment, now_ms, fx);
+    fn drop_segment_replicas(&mut self, segment: u16, now_ms: u64, fx: &mut dyn StateChangeSink) {
+        self.quarantined.retain(|it| it.segment != segment);
+        self.drop_replicas(|replica, _| replica.segment == segment, now_ms, fx);
     }
 
     /// Takes replicas out of all objects of this shard, and objects that are nowhere else. `is_lost` is told the object's
     /// bytes too. Returns how many replicas that were.
-    pub(crate) fn lose_replicas(
+    pub(crate) fn drop_replicas(
         &mut self,
-        is_lost: impl Fn(&Replica, u64) -> bool,
+        is_lost: impl Fn(&MemoryReplica, u64) -> bool,
         now_ms: u64,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> u64 {
-        self.lose_pending(&is_lost, now_ms, fx);
+        self.drop_pending_replicas(&is_lost, now_ms, fx);
         let (places, _) = self.occupied(0, NIL);
         let is_affected = |at: &u32| {
             let entry = &self.entries[*at];
@@ -238,22 +250,22 @@ impl Locked<'_> {
             self.end_transfer(at, now_ms, fx);
             self.end_work(at, now_ms, fx);
             let entry = &self.entries[at];
-            let (gone, left): (Vec<Replica>, Vec<Replica>) =
+            let (gone, left): (Vec<MemoryReplica>, Vec<MemoryReplica>) =
                 entry.replicas().partition(|it| is_lost(it, entry.size));
             count += gone.len() as u64;
             if left.is_empty() && entry.copy().is_some() {
-                self.leave_memory(at, fx);
+                self.drop_memory_replicas(at, fx);
                 continue;
             }
             if left.is_empty() {
-                Counters::add(&self.master.counters.lost_keys, 1);
-                self.drop_object(at, RemoveCause::SegmentLost, fx);
+                MasterCounters::add(&self.master.counters.lost_keys, 1);
+                self.remove_and_free(at, RemoveCause::SegmentLost, fx);
                 continue;
             }
             self.master.tenants.discharge(entry.tenant, gone.len() as u64 * entry.size);
             self.report_vacated(gone.iter(), fx);
             self.entries[at].set_replicas(&left);
-            self.tell_state(at, StoreCause::Replicas, fx);
+            self.emit_state(at, StoreCause::Replicas, fx);
             gone.iter().for_each(|it| self.free(it));
         }
         count

@@ -6,21 +6,21 @@ use std::sync::atomic::Ordering::Relaxed;
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::Uuid;
 
-use crate::count::Counters;
-use crate::disk::{Disk, DiskFill, DiskTask, DiskWork, Disks};
-use crate::fact::{Effects, Fact, RemoveCause, StoreCause};
-use crate::locked::Locked;
-use crate::master::Master;
+use crate::change::{RemoveCause, StateChange, StateChangeSink, StoreCause};
+use crate::disk::{ActiveDiskTask, ClientDisk, ClientDisks, DiskTask, DiskUsage};
+use crate::locked_shard::LockedShard;
+use crate::master::MasterCore;
 use crate::slab::NIL;
+use crate::statistics::MasterCounters;
 
-impl Master {
-    pub(crate) fn disk(&self, client: Uuid) -> Option<Arc<Disk>> {
+impl MasterCore {
+    pub(crate) fn disk(&self, client: Uuid) -> Option<Arc<ClientDisk>> {
         self.disks.load().get(&client).cloned()
     }
 
     /// With the registry locked.
-    pub(crate) fn with_disks(&self, change: impl FnOnce(&mut Disks)) {
-        let mut disks = Disks::clone(&self.disks.load());
+    pub(crate) fn update_disks(&self, change: impl FnOnce(&mut ClientDisks)) {
+        let mut disks = ClientDisks::clone(&self.disks.load());
         change(&mut disks);
         self.disks.store(Arc::new(disks));
     }
@@ -35,27 +35,29 @@ impl Master {
         now_ms: u64,
         client: Uuid,
         offloading: bool,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
         if self.settings.disks.is_none() {
             return Err(ErrorCode::UNABLE_OFFLOAD);
         }
         let mut registry = self.registry.lock();
         match self.disk(client) {
-            Some(disk) if disk.is_heard() => {}
+            Some(disk) if disk.is_responsive() => {}
             Some(disk) => {
                 disk.set_silent(false);
-                fx.fact(Fact::DiskMounted { client });
+                fx.record(StateChange::DiskMounted { client });
             }
             None => {
-                self.with_disks(|disks| _ = disks.insert(client, Arc::new(Disk::new(client, offloading))));
-                fx.fact(Fact::DiskMounted { client });
+                self.update_disks(|disks| {
+                    _ = disks.insert(client, Arc::new(ClientDisk::new(client, offloading)));
+                });
+                fx.record(StateChange::DiskMounted { client });
             }
         }
         match registry.clients.get_mut(&client) {
             // Its segments are not back yet: it will be told to mount them too.
             Some(known) if known.silent => known.last_seen_ms = now_ms,
-            _ => self.welcome(&mut registry, now_ms, client, fx),
+            _ => self.mark_alive(&mut registry, now_ms, client, fx),
         }
         Ok(())
     }
@@ -64,24 +66,29 @@ impl Master {
     ///
     /// # Errors
     /// `UNABLE_OFFLOAD` if this master uses no disks.
-    pub fn unmount_disk(&self, now_ms: u64, client: Uuid, fx: &mut dyn Effects) -> Result<(), ErrorCode> {
+    pub fn unmount_disk(
+        &self,
+        now_ms: u64,
+        client: Uuid,
+        fx: &mut dyn StateChangeSink,
+    ) -> Result<(), ErrorCode> {
         if self.settings.disks.is_none() {
             return Err(ErrorCode::UNABLE_OFFLOAD);
         }
         let _registry = self.registry.lock();
-        self.lose_disk(client, now_ms, fx);
+        self.drop_disk(client, now_ms, fx);
         Ok(())
     }
 
     /// Drops a disk with all that is only there. With the registry locked.
-    pub(crate) fn lose_disk(&self, client: Uuid, now_ms: u64, fx: &mut dyn Effects) {
+    pub(crate) fn drop_disk(&self, client: Uuid, now_ms: u64, fx: &mut dyn StateChangeSink) {
         let Some(disk) = self.disk(client) else { return };
-        fx.fact(Fact::DiskUnmounted { client });
+        fx.record(StateChange::DiskUnmounted { client });
         disk.set_gone();
         for shard in 0..self.shards.len() {
-            self.lock(shard).sweep_disk(&disk, now_ms, fx);
+            self.lock(shard).drop_disk_copies(&disk, now_ms, fx);
         }
-        self.with_disks(|disks| _ = disks.remove(&client));
+        self.update_disks(|disks| _ = disks.remove(&client));
     }
 
     /// How large a client's disk is.
@@ -95,9 +102,9 @@ impl Master {
     }
 
     /// What is on all disks.
-    pub fn disk_fill(&self) -> DiskFill {
-        let promoting = self.on_disks.promoting.load(Relaxed) as u64;
-        let mut fill = DiskFill { promoting, ..DiskFill::default() };
+    pub fn disk_usage(&self) -> DiskUsage {
+        let promoting = self.disk_task_totals.promoting.load(Relaxed) as u64;
+        let mut fill = DiskUsage { promoting, ..DiskUsage::default() };
         self.disks.load().values().for_each(|disk| disk.add_to(&mut fill));
         fill
     }
@@ -106,29 +113,35 @@ impl Master {
     ///
     /// # Errors
     /// `SEGMENT_NOT_FOUND` if it has none.
-    pub fn all_removed(&self, client: Uuid) -> Result<bool, ErrorCode> {
+    pub fn request_remove_all(&self, client: Uuid) -> Result<bool, ErrorCode> {
         let disk = self.disk(client).ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
-        Ok(disk.take_all_removed())
+        Ok(disk.take_remove_all())
     }
 }
 
-impl Locked<'_> {
+impl LockedShard<'_> {
     /// The copy on a disk is gone, and with it the object if it is nowhere else.
-    pub(crate) fn lose_copy(&mut self, at: u32, now_ms: u64, cause: RemoveCause, fx: &mut dyn Effects) {
-        let is_promoted = |work: &DiskWork| matches!(work.task, DiskTask::Promotion { .. });
+    pub(crate) fn drop_disk_copy(
+        &mut self,
+        at: u32,
+        now_ms: u64,
+        cause: RemoveCause,
+        fx: &mut dyn StateChangeSink,
+    ) {
+        let is_promoted = |work: &ActiveDiskTask| matches!(work.task, DiskTask::Promotion { .. });
         if self.entries[at].work().is_some_and(is_promoted) {
             self.end_work(at, now_ms, fx);
         }
         if !self.entries[at].has_memory() {
-            self.drop_object(at, cause, fx);
+            self.remove_and_free(at, cause, fx);
             return;
         }
         self.detach_copy(at);
-        self.tell_state(at, StoreCause::DiskLost, fx);
+        self.emit_state(at, StoreCause::DiskCopyLost, fx);
     }
 
     /// Takes a disk out of all objects of this shard.
-    fn sweep_disk(&mut self, disk: &Arc<Disk>, now_ms: u64, fx: &mut dyn Effects) {
+    fn drop_disk_copies(&mut self, disk: &Arc<ClientDisk>, now_ms: u64, fx: &mut dyn StateChangeSink) {
         let (places, _) = self.occupied(0, NIL);
         let is_there = |at: &u32| {
             let entry = &self.entries[*at];
@@ -140,9 +153,9 @@ impl Locked<'_> {
             self.end_work(at, now_ms, fx);
             if self.entries[at].copy().is_some_and(|copy| Arc::ptr_eq(&copy.disk, disk)) {
                 if !self.entries[at].has_memory() {
-                    Counters::add(&self.master.counters.lost_keys, 1);
+                    MasterCounters::add(&self.master.counters.lost_keys, 1);
                 }
-                self.lose_copy(at, now_ms, RemoveCause::SegmentLost, fx);
+                self.drop_disk_copy(at, now_ms, RemoveCause::SegmentLost, fx);
             }
         }
     }

@@ -3,24 +3,26 @@
 use std::sync::Arc;
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::types::{DEFAULT_TENANT, OffloadTask, OffloadTasks, ReplicaType, StoredObject, Uuid};
+use mooncake_wire::types::{
+    DEFAULT_TENANT, OffloadTask, OffloadTasks, ReplicaType, StorageObjectMetadata, Uuid,
+};
 
-use crate::count::Counters;
-use crate::disk::{DiskCopy, DiskTask, DiskWork, Waiting};
-use crate::fact::{Effects, RemoveCause, StoreCause};
-use crate::locked::{Fresh, Locked, Spot};
-use crate::master::Master;
-use crate::object::{Queue, Replica};
+use crate::change::{RemoveCause, StateChangeSink, StoreCause};
+use crate::disk::{ActiveDiskTask, DiskCopy, DiskTask, QueuedDiskTask};
+use crate::locked_shard::{KeyLocation, LockedShard, NewObject};
+use crate::master::MasterCore;
+use crate::object::{EvictionQueue, MemoryReplica};
+use crate::statistics::MasterCounters;
 
 /// What became of an object that a node has put on its disk.
-enum Noted {
+enum OffloadOutcome {
     /// It is known, or need not be.
-    Done,
+    Recorded,
     /// The node has no disk, as far as the master knows.
     NoDisk,
 }
 
-impl Master {
+impl MasterCore {
     /// What a client shall put on its disk. If it does not want to, it is asked for nothing from now on.
     ///
     /// # Errors
@@ -30,10 +32,10 @@ impl Master {
         now_ms: u64,
         client: Uuid,
         offloading: bool,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> Result<OffloadTasks<String>, ErrorCode> {
         let disk = self.disk(client).ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
-        if disk.is_heard() {
+        if disk.is_responsive() {
             let mut registry = self.registry.lock();
             if let Some(known) = registry.clients.get_mut(&client).filter(|known| !known.silent) {
                 known.last_seen_ms = known.last_seen_ms.max(now_ms);
@@ -51,7 +53,7 @@ impl Master {
                 shard.end_work(at, now_ms, fx);
                 continue;
             }
-            shard.renew_work(at, now_ms, DiskTask::Offload { source, fetched: true });
+            shard.restart_work_timer(at, now_ms, DiskTask::Offload { source, fetched: true });
             let size = i64::try_from(shard.entries[at].size).unwrap_or(i64::MAX);
             tasks.push(OffloadTask {
                 tenant_id: self.tenant_name(waiting.tenant),
@@ -67,8 +69,8 @@ impl Master {
     }
 
     /// The object that waits, if it still does.
-    pub(crate) fn find_work(&self, waiting: &Waiting) -> Option<(Locked<'_>, u32)> {
-        let spot = self.spot(waiting.tenant, &waiting.key);
+    pub(crate) fn find_work(&self, waiting: &QueuedDiskTask) -> Option<(LockedShard<'_>, u32)> {
+        let spot = self.locate_key(waiting.tenant, &waiting.key);
         let shard = self.lock(spot.shard);
         let at = shard.lookup(spot, &waiting.key)?;
         let is_it = shard.entries[at].work().is_some_and(|work| work.id == waiting.work);
@@ -86,8 +88,8 @@ impl Master {
         now_ms: u64,
         client: Uuid,
         tasks: &[OffloadTask<S>],
-        stored: &[StoredObject<S>],
-        fx: &mut dyn Effects,
+        stored: &[StorageObjectMetadata<S>],
+        fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
         if tasks.len() != stored.len() {
             return Err(ErrorCode::INVALID_PARAMS);
@@ -112,15 +114,22 @@ impl Master {
                 disk: Arc::clone(disk),
                 endpoint: Arc::clone(&endpoint),
             });
-            if let Noted::NoDisk = self.note_offloaded(now_ms, client, (tenant, key), copy, fx)? {
+            if let OffloadOutcome::NoDisk = self.record_offloaded(now_ms, client, (tenant, key), copy, fx)? {
                 result = Err(ErrorCode::SEGMENT_NOT_FOUND);
             }
         }
         result
     }
 
-    fn not_offloaded(&self, now_ms: u64, client: Uuid, tenant: &str, key: &str, fx: &mut dyn Effects) {
-        let Ok(spot) = self.spot_of(tenant, key) else { return };
+    fn not_offloaded(
+        &self,
+        now_ms: u64,
+        client: Uuid,
+        tenant: &str,
+        key: &str,
+        fx: &mut dyn StateChangeSink,
+    ) {
+        let Ok(spot) = self.locate_reader_key(tenant, key) else { return };
         if self.disk(client).is_some_and(|disk| disk.is_outdated(spot.tenant, key)) {
             return;
         }
@@ -132,32 +141,32 @@ impl Master {
         }
     }
 
-    fn note_offloaded(
+    fn record_offloaded(
         &self,
         now_ms: u64,
         client: Uuid,
         (tenant, key): (&str, &str),
         copy: Option<DiskCopy>,
-        fx: &mut dyn Effects,
-    ) -> Result<Noted, ErrorCode> {
-        if let Ok(spot) = self.spot_of(tenant, key) {
+        fx: &mut dyn StateChangeSink,
+    ) -> Result<OffloadOutcome, ErrorCode> {
+        if let Ok(spot) = self.locate_reader_key(tenant, key) {
             if copy.as_ref().is_some_and(|copy| copy.disk.is_outdated(spot.tenant, key)) {
-                return Ok(Noted::Done);
+                return Ok(OffloadOutcome::Recorded);
             }
             let mut shard = self.lock(spot.shard);
             if let Some(at) = shard.lookup(spot, key) {
-                return Ok(shard.note_offloaded(at, now_ms, client, copy, fx));
+                return Ok(shard.record_offloaded(at, now_ms, client, copy, fx));
             }
         }
-        let tenant = self.tenants.admit(tenant)?;
-        let Some(copy) = copy else { return Ok(Noted::NoDisk) };
+        let tenant = self.tenants.index_for_writer(tenant)?;
+        let Some(copy) = copy else { return Ok(OffloadOutcome::NoDisk) };
         if copy.size == 0 || key.is_empty() {
-            return Ok(Noted::Done);
+            return Ok(OffloadOutcome::Recorded);
         }
-        let spot = self.spot(tenant, key);
+        let spot = self.locate_key(tenant, key);
         let mut shard = self.lock(spot.shard);
         Ok(match shard.lookup(spot, key) {
-            Some(at) => shard.note_offloaded(at, now_ms, client, Some(copy), fx),
+            Some(at) => shard.record_offloaded(at, now_ms, client, Some(copy), fx),
             None => shard.add_on_disk(spot, key, now_ms, copy, fx),
         })
     }
@@ -173,9 +182,9 @@ impl Master {
         tenant: &str,
         key: &str,
         replica_type: ReplicaType,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
-        let spot = self.spot_of(tenant, key)?;
+        let spot = self.locate_reader_key(tenant, key)?;
         let mut shard = self.lock(spot.shard);
         let at = shard.lookup(spot, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         if !matches!(replica_type, ReplicaType::DISK | ReplicaType::LOCAL_DISK) {
@@ -183,13 +192,13 @@ impl Master {
         }
         let is_there = shard.entries[at].copy().is_some_and(|copy| copy.disk.client == client);
         if replica_type == ReplicaType::LOCAL_DISK && is_there {
-            shard.lose_copy(at, now_ms, RemoveCause::Evicted, fx);
+            shard.drop_disk_copy(at, now_ms, RemoveCause::Evicted, fx);
         }
         Ok(())
     }
 }
 
-impl Locked<'_> {
+impl LockedShard<'_> {
     /// Asks a node that has an object in memory to put it on its disk too. Returns the replica that it will read.
     ///
     /// # Errors
@@ -205,11 +214,11 @@ impl Locked<'_> {
         let mut result = Err(ErrorCode::UNABLE_OFFLOADING);
         for replica in entry.replicas().filter(|it| self.can_be_read(it)) {
             let client = self.segments.get(replica.segment).map(|it| it.client);
-            let Some(disk) = client.and_then(|it| disks.get(&it)).filter(|it| it.is_heard()) else {
+            let Some(disk) = client.and_then(|it| disks.get(&it)).filter(|it| it.is_responsive()) else {
                 continue;
             };
             let id = self.master.new_replica_id();
-            let waiting = Waiting { tenant: entry.tenant, key: entry.key.clone(), work: id };
+            let waiting = QueuedDiskTask { tenant: entry.tenant, key: entry.key.clone(), work: id };
             result = disk.add_offload(waiting, limit).map(|()| (replica.id, id, Arc::clone(disk)));
             if result.is_ok() {
                 break;
@@ -217,7 +226,7 @@ impl Locked<'_> {
         }
         let (source, id, disk) = result?;
         let task = DiskTask::Offload { source, fetched: false };
-        self.begin_work(at, DiskWork { id, since_ms: now_ms, disk, task }, now_ms);
+        self.begin_work(at, ActiveDiskTask { id, since_ms: now_ms, disk, task }, now_ms);
         Ok(source)
     }
 
@@ -228,23 +237,23 @@ impl Locked<'_> {
     }
 
     /// A client has an object on its disk.
-    fn note_offloaded(
+    fn record_offloaded(
         &mut self,
         at: u32,
         now_ms: u64,
         client: Uuid,
         copy: Option<DiskCopy>,
-        fx: &mut dyn Effects,
-    ) -> Noted {
+        fx: &mut dyn StateChangeSink,
+    ) -> OffloadOutcome {
         if self.is_offloaded_by(at, client) {
             self.end_work(at, now_ms, fx);
         }
-        let Some(copy) = copy.filter(|copy| !copy.disk.is_gone()) else { return Noted::NoDisk };
+        let Some(copy) = copy.filter(|copy| !copy.disk.is_gone()) else { return OffloadOutcome::NoDisk };
         let entry = &self.entries[at];
         // Of another size it is not this object; and while this is written, what is on the disk was before.
         let is_wanted = match entry.copy() {
             None => true,
-            Some(known) => known.disk.client == client || !known.disk.is_heard(),
+            Some(known) => known.disk.client == client || !known.disk.is_responsive(),
         };
         if entry.is_complete() && entry.size == copy.size && is_wanted {
             // What was on the disk before keeps its name, so that nobody takes it for new.
@@ -252,32 +261,32 @@ impl Locked<'_> {
             let id = known.unwrap_or(copy.id);
             self.attach_copy(at, DiskCopy { id, ..copy });
             if known.is_none() {
-                Counters::add(&self.master.counters.offloaded_keys, 1);
+                MasterCounters::add(&self.master.counters.offloaded_keys, 1);
             }
-            self.tell_state(at, StoreCause::Offloaded, fx);
+            self.emit_state(at, StoreCause::Offloaded, fx);
         }
-        Noted::Done
+        OffloadOutcome::Recorded
     }
 
     /// An object that is only on a disk.
     fn add_on_disk(
         &mut self,
-        spot: Spot,
+        spot: KeyLocation,
         key: &str,
         now_ms: u64,
         copy: DiskCopy,
-        fx: &mut dyn Effects,
-    ) -> Noted {
+        fx: &mut dyn StateChangeSink,
+    ) -> OffloadOutcome {
         if copy.disk.is_gone() {
-            return Noted::NoDisk;
+            return OffloadOutcome::NoDisk;
         }
-        let fresh = Fresh {
+        let fresh = NewObject {
             key,
             client: copy.disk.client,
             size: copy.size,
             stamp: now_ms,
             replicas: &[],
-            queue: Queue::Apart,
+            queue: EvictionQueue::Unlisted,
             hard_pin: false,
             soft_pin_until_ms: None,
             checksum: None,
@@ -285,14 +294,15 @@ impl Locked<'_> {
         };
         let at = self.add(spot, &fresh);
         self.attach_copy(at, copy);
-        self.tell_state(at, StoreCause::Offloaded, fx);
-        Noted::Done
+        self.emit_state(at, StoreCause::Offloaded, fx);
+        OffloadOutcome::Recorded
     }
 
     /// Keeps just one replica of an object in memory. Returns the bytes that this freed.
-    pub(crate) fn keep_only(&mut self, at: u32, replica: u64, fx: &mut dyn Effects) -> u64 {
+    pub(crate) fn retain_replica(&mut self, at: u32, replica: u64, fx: &mut dyn StateChangeSink) -> u64 {
         let entry = &mut self.entries[at];
-        let (left, gone): (Vec<Replica>, Vec<Replica>) = entry.replicas().partition(|it| it.id == replica);
+        let (left, gone): (Vec<MemoryReplica>, Vec<MemoryReplica>) =
+            entry.replicas().partition(|it| it.id == replica);
         if gone.is_empty() {
             return 0;
         }
@@ -300,7 +310,7 @@ impl Locked<'_> {
         let (tenant, bytes) = (entry.tenant, entry.size * gone.len() as u64);
         self.master.tenants.discharge(tenant, bytes);
         self.report_vacated(gone.iter(), fx);
-        self.tell_state(at, StoreCause::Replicas, fx);
+        self.emit_state(at, StoreCause::Replicas, fx);
         gone.iter().for_each(|it| self.free(it));
         bytes
     }

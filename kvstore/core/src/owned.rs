@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use mooncake_wire::types::Segment;
 
-use crate::fact::{DrainState, Fact, ObjectState, OnDisk, TaskState, TransferState};
+use crate::change::{DiskCopyState, DrainJobState, ObjectState, StateChange, TaskState, TransferState};
 
 fn owned(text: Cow<'_, str>) -> Cow<'static, str> {
     Cow::Owned(text.into_owned())
@@ -16,8 +16,8 @@ impl ObjectState<'_> {
         ObjectState {
             tenant: owned(self.tenant),
             key: owned(self.key),
-            places: Cow::Owned(self.places.into_owned()),
-            on_disk: self.on_disk.map(|it| OnDisk { endpoint: owned(it.endpoint), ..it }),
+            locations: Cow::Owned(self.locations.into_owned()),
+            disk_copy: self.disk_copy.map(|it| DiskCopyState { endpoint: owned(it.endpoint), ..it }),
             group: self.group.map(owned),
             ..self
         }
@@ -28,7 +28,7 @@ impl TransferState<'_> {
     /// The same, free of what it was told with.
     pub fn into_owned(self) -> TransferState<'static> {
         let [tenant, key] = [self.tenant, self.key].map(owned);
-        TransferState { tenant, key, places: Cow::Owned(self.places.into_owned()), ..self }
+        TransferState { tenant, key, locations: Cow::Owned(self.locations.into_owned()), ..self }
     }
 }
 
@@ -40,55 +40,65 @@ impl TaskState<'_> {
     }
 }
 
-impl DrainState<'_> {
+impl DrainJobState<'_> {
     /// The same, free of what it was told with.
-    pub fn into_owned(self) -> DrainState<'static> {
+    pub fn into_owned(self) -> DrainJobState<'static> {
         let [segments, targets] = [self.segments, self.targets].map(|it| Cow::Owned(it.into_owned()));
-        DrainState { segments, targets, message: owned(self.message), ..self }
+        DrainJobState { segments, targets, message: owned(self.message), ..self }
     }
 }
 
-impl Fact<'_> {
+impl StateChange<'_> {
     /// The same, free of what it was told with.
-    pub fn into_owned(self) -> Fact<'static> {
+    pub fn into_owned(self) -> StateChange<'static> {
         match self {
             Self::SegmentMounted { segment, client, at_ms } => {
                 let Segment { id, name, base, size, te_endpoint, protocol, host_id } = segment;
                 let [name, te_endpoint, protocol, host_id] =
                     [name, te_endpoint, protocol, host_id].map(owned);
                 let segment = Segment { id, name, base, size, te_endpoint, protocol, host_id };
-                Fact::SegmentMounted { segment, client, at_ms }
+                StateChange::SegmentMounted { segment, client, at_ms }
             }
             Self::SegmentStatus { segment, status, until_ms } => {
-                Fact::SegmentStatus { segment, status, until_ms }
+                StateChange::SegmentStatus { segment, status, until_ms }
             }
-            Self::SegmentUnmounted { segment, cause } => Fact::SegmentUnmounted { segment, cause },
-            Self::ClientSilent { client, at_ms } => Fact::ClientSilent { client, at_ms },
-            Self::ClientBack { client, at_ms } => Fact::ClientBack { client, at_ms },
-            Self::DiskMounted { client } => Fact::DiskMounted { client },
-            Self::DiskUnmounted { client } => Fact::DiskUnmounted { client },
-            Self::ClientGone { client } => Fact::ClientGone { client },
-            Self::Started(object) => Fact::Started(object.into_owned()),
-            Self::Stored { object, cause } => Fact::Stored { object: object.into_owned(), cause },
-            Self::Removed { tenant, key, group, was, cause } => {
+            Self::SegmentUnmounted { segment, cause } => StateChange::SegmentUnmounted { segment, cause },
+            Self::ClientSilent { client, at_ms } => StateChange::ClientSilent { client, at_ms },
+            Self::ClientRecovered { client, at_ms } => StateChange::ClientRecovered { client, at_ms },
+            Self::DiskMounted { client } => StateChange::DiskMounted { client },
+            Self::DiskUnmounted { client } => StateChange::DiskUnmounted { client },
+            Self::ClientExpired { client } => StateChange::ClientExpired { client },
+            Self::ObjectStarted(object) => StateChange::ObjectStarted(object.into_owned()),
+            Self::ObjectStored { object, cause } => {
+                StateChange::ObjectStored { object: object.into_owned(), cause }
+            }
+            Self::Removed { tenant, key, group, tiers: was, cause } => {
                 let [tenant, key] = [tenant, key].map(owned);
-                Fact::Removed { tenant, key, group: group.map(owned), was, cause }
+                StateChange::Removed { tenant, key, group: group.map(owned), tiers: was, cause }
             }
-            Self::Held { segment, offset, size, until_ms } => Fact::Held { segment, offset, size, until_ms },
-            Self::Released { segment, offset } => Fact::Released { segment, offset },
-            Self::TenantQuota { tenant, requested } => Fact::TenantQuota { tenant: owned(tenant), requested },
-            Self::Transferring(it) => Fact::Transferring(it.into_owned()),
-            Self::TransferOver { tenant, key } => {
-                Fact::TransferOver { tenant: owned(tenant), key: owned(key) }
+            Self::RangeQuarantined { segment, offset, size, until_ms } => {
+                StateChange::RangeQuarantined { segment, offset, size, until_ms }
             }
-            Self::Task(it) => Fact::Task(it.into_owned()),
-            Self::DrainJob(it) => Fact::DrainJob(it.into_owned()),
-            Self::DrainMove { job, task, tenant, key, size } => {
-                Fact::DrainMove { job, task, tenant: owned(tenant), key: owned(key), size }
+            Self::RangeReleased { segment, offset } => StateChange::RangeReleased { segment, offset },
+            Self::TenantQuota { tenant, requested } => {
+                StateChange::TenantQuota { tenant: owned(tenant), requested }
             }
-            Self::DrainMoved { job, task, tenant, key, tries } => {
-                Fact::DrainMoved { job, task, tenant: owned(tenant), key: owned(key), tries }
+            Self::TransferStarted(it) => StateChange::TransferStarted(it.into_owned()),
+            Self::TransferEnded { tenant, key } => {
+                StateChange::TransferEnded { tenant: owned(tenant), key: owned(key) }
             }
+            Self::Task(it) => StateChange::Task(it.into_owned()),
+            Self::DrainJob(it) => StateChange::DrainJob(it.into_owned()),
+            Self::DrainMoveStarted { job, task, tenant, key, size } => {
+                StateChange::DrainMoveStarted { job, task, tenant: owned(tenant), key: owned(key), size }
+            }
+            Self::DrainMoveEnded { job, task, tenant, key, attempts: tries } => StateChange::DrainMoveEnded {
+                job,
+                task,
+                tenant: owned(tenant),
+                key: owned(key),
+                attempts: tries,
+            },
         }
     }
 }

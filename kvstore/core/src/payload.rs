@@ -4,7 +4,7 @@ use mooncake_wire::ErrorCode;
 use mooncake_wire::types::TaskType;
 use serde::Serialize;
 
-use crate::transfer::DynamicPlan;
+use crate::transfer::DynamicReplicationLease;
 
 /// What a client is told to copy.
 #[derive(Serialize)]
@@ -32,7 +32,7 @@ pub(crate) fn copy_payload(
     key: &str,
     source: &str,
     targets: &[&str],
-    plan: Option<DynamicPlan>,
+    plan: Option<DynamicReplicationLease>,
 ) -> Result<(TaskType, String), ErrorCode> {
     let (lease, epoch) = plan.unwrap_or_default();
     let payload = CopyPayload {

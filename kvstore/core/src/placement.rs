@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use crate::object::Replica;
-use crate::segment::{Mounted, Segments};
-use crate::settings::{Placement, Settings};
+use crate::object::MemoryReplica;
+use crate::segment::{SegmentEntry, SegmentTable};
+use crate::settings::{MasterCoreOptions, PlacementStrategy};
 
 /// Segments that are looked at per replica, to take the emptiest.
-const SAMPLES: usize = 6;
+const SAMPLE_SIZE: usize = 6;
 /// Draws before every segment is tried in turn.
-const DRAWS: usize = 10;
+const MAX_DRAWS: usize = 10;
 
 /// What a writer wants.
 #[derive(Clone, Debug)]
-pub(crate) struct Wish<'a> {
+pub(crate) struct PlacementRequest<'a> {
     /// Bytes of the object.
     pub(crate) size: u64,
     /// Replicas, each on another node.
@@ -40,65 +40,65 @@ fn pick(number: u64, count: usize) -> usize {
 }
 
 /// A search for places.
-pub(crate) struct Search<'a> {
-    segments: &'a Segments,
-    settings: &'a Settings,
-    wish: &'a Wish<'a>,
+pub(crate) struct PlacementSearch<'a> {
+    segments: &'a SegmentTable,
+    settings: &'a MasterCoreOptions,
+    request: &'a PlacementRequest<'a>,
     now_ms: u64,
     /// Weight of the heaviest segment, if some are still on their ramp.
-    heaviest: Option<f64>,
+    max_weight: Option<f64>,
     entropy: u64,
-    found: Vec<Replica>,
+    found: Vec<MemoryReplica>,
 }
 
-impl<'a> Search<'a> {
+impl<'a> PlacementSearch<'a> {
     pub(crate) fn new(
-        segments: &'a Segments,
-        settings: &'a Settings,
-        wish: &'a Wish<'a>,
+        segments: &'a SegmentTable,
+        settings: &'a MasterCoreOptions,
+        wish: &'a PlacementRequest<'a>,
         now_ms: u64,
     ) -> Self {
         let mut search = Self {
             segments,
             settings,
-            wish,
+            request: wish,
             now_ms,
-            heaviest: None,
+            max_weight: None,
             entropy: wish.entropy,
             found: Vec::new(),
         };
-        if segments.youngest_ms.saturating_add(settings.ramp_ms) > now_ms {
+        if segments.newest_mount_ms.saturating_add(settings.ramp_ms) > now_ms {
             let weights = segments.iter().filter(|(_, it)| it.is_writable()).map(|(_, it)| search.weight(it));
-            search.heaviest = Some(weights.fold(0.0, f64::max));
+            search.max_weight = Some(weights.fold(0.0, f64::max));
         }
         search
     }
 
     /// Allocates as many replicas as there are nodes for; none if there is no room at all.
-    pub(crate) fn run(mut self) -> Vec<Replica> {
-        for name in self.wish.preferred {
-            for at in self.segments.named(name) {
+    pub(crate) fn run(mut self) -> Vec<MemoryReplica> {
+        for name in self.request.preferred {
+            for at in self.segments.indices_by_name(name) {
                 self.try_place(*at);
             }
         }
-        if self.settings.placement == Placement::LocalFirst && !self.wish.host.is_empty() {
+        if self.settings.placement == PlacementStrategy::LocalFirst && !self.request.host.is_empty() {
             for (at, segment) in self.segments.iter() {
-                if *segment.info.host_id == *self.wish.host {
+                if *segment.descriptor.host_id == *self.request.host {
                     self.try_place(at);
                 }
             }
         }
-        if self.settings.placement == Placement::FreeRatioFirst {
-            self.by_free_ratio();
+        if self.settings.placement == PlacementStrategy::FreeRatioFirst {
+            self.place_by_free_ratio();
         } else {
-            self.by_chance();
+            self.place_randomly();
         }
-        self.in_turn();
+        self.place_first_fit();
         self.found
     }
 
     fn is_done(&self) -> bool {
-        self.found.len() >= self.wish.replicas
+        self.found.len() >= self.request.replicas
     }
 
     fn draw(&mut self) -> u64 {
@@ -107,32 +107,32 @@ impl<'a> Search<'a> {
     }
 
     /// A number from 0 to 1.
-    fn chance(&mut self) -> f64 {
+    fn admission_probability(&mut self) -> f64 {
         (self.draw() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
     /// From 0 to 1: how far a segment is on its ramp.
-    fn weight(&self, segment: &Mounted) -> f64 {
+    fn weight(&self, segment: &SegmentEntry) -> f64 {
         let age = self.now_ms.saturating_sub(segment.mounted_at_ms);
         if age >= self.settings.ramp_ms { 1.0 } else { (age + 1) as f64 / (self.settings.ramp_ms + 1) as f64 }
     }
 
     /// Whether a freshly mounted segment is taken this time.
-    fn is_admitted(&mut self, segment: &Mounted) -> bool {
-        match self.heaviest {
+    fn is_admitted(&mut self, segment: &SegmentEntry) -> bool {
+        match self.max_weight {
             None => true,
-            Some(heaviest) => self.weight(segment) >= self.chance() * heaviest,
+            Some(heaviest) => self.weight(segment) >= self.admission_probability() * heaviest,
         }
     }
 
-    fn random_segment(&mut self) -> Option<(u16, &'a Arc<Mounted>)> {
-        let places = self.segments.places();
+    fn random_segment(&mut self) -> Option<(u16, &'a Arc<SegmentEntry>)> {
+        let places = self.segments.mounted_indices();
         let at = *places.get(pick(self.draw(), places.len()))?;
         Some((at, self.segments.get(at)?))
     }
 
-    fn by_chance(&mut self) {
-        for _ in 0..DRAWS * self.wish.replicas.min(16) {
+    fn place_randomly(&mut self) {
+        for _ in 0..MAX_DRAWS * self.request.replicas.min(16) {
             if self.is_done() {
                 return;
             }
@@ -145,12 +145,14 @@ impl<'a> Search<'a> {
 
     /// The emptiest of a sample. A segment on its ramp is the emptiest wherever it is in the sample, so it gets there
     /// only in one of so many cases: its share of the writes is at most an equal one.
-    fn by_free_ratio(&mut self) {
+    fn place_by_free_ratio(&mut self) {
         let mut sample = Vec::new();
-        for _ in 0..SAMPLES * self.wish.replicas.min(16) {
+        for _ in 0..SAMPLE_SIZE * self.request.replicas.min(16) {
             let Some((at, segment)) = self.random_segment() else { return };
-            let on_ramp = self.heaviest.is_some_and(|heaviest| self.weight(segment) < heaviest);
-            if !on_ramp || self.is_admitted(segment) && self.chance() * (SAMPLES as f64) < 1.0 {
+            let on_ramp = self.max_weight.is_some_and(|heaviest| self.weight(segment) < heaviest);
+            if !on_ramp
+                || self.is_admitted(segment) && self.admission_probability() * (SAMPLE_SIZE as f64) < 1.0
+            {
                 sample.push((segment.free_ratio(), at));
             }
         }
@@ -161,8 +163,8 @@ impl<'a> Search<'a> {
     }
 
     /// Every segment, those on their ramp last.
-    fn in_turn(&mut self) {
-        let places = self.segments.places();
+    fn place_first_fit(&mut self) {
+        let places = self.segments.mounted_indices();
         if self.is_done() || places.is_empty() {
             return;
         }
@@ -171,7 +173,7 @@ impl<'a> Search<'a> {
             for step in 0..places.len() {
                 let at = places[(start + step) % places.len()];
                 let Some(segment) = self.segments.get(at) else { continue };
-                let is_fresh = self.heaviest.is_some_and(|heaviest| self.weight(segment) < heaviest);
+                let is_fresh = self.max_weight.is_some_and(|heaviest| self.weight(segment) < heaviest);
                 if is_fresh == fresh {
                     self.try_place(at);
                 }
@@ -182,14 +184,15 @@ impl<'a> Search<'a> {
     fn try_place(&mut self, at: u16) {
         let Some(segment) = self.segments.get(at) else { return };
         let segments = self.segments;
-        let is_other_node =
-            |it: &Replica| segments.get(it.segment).is_none_or(|other| other.info.name != segment.info.name);
+        let is_other_node = |it: &MemoryReplica| {
+            segments.get(it.segment).is_none_or(|other| other.descriptor.name != segment.descriptor.name)
+        };
         if self.is_done() || !segment.is_writable() || !self.found.iter().all(is_other_node) {
             return;
         }
-        if let Some(space) = segment.allocate(self.wish.size) {
+        if let Some(space) = segment.allocate(self.request.size) {
             let (offset, block) = (space.offset, space.block);
-            self.found.push(Replica { id: 0, offset, block, segment: at, ready: false });
+            self.found.push(MemoryReplica { id: 0, offset, block, segment: at, ready: false });
         }
     }
 }

@@ -15,7 +15,7 @@ const MAX_LENGTH: usize = 128;
 
 /// All prefixes that have been seen.
 #[derive(Debug)]
-pub(crate) struct Prefixes {
+pub(crate) struct PrefixTable {
     list: ArcSwap<Vec<Arc<str>>>,
     changes: Mutex<()>,
 }
@@ -30,13 +30,13 @@ fn prefix(key: &str) -> &str {
     if is_hash { "" } else { prefix }
 }
 
-impl Prefixes {
+impl PrefixTable {
     pub(crate) fn new() -> Self {
         Self { list: ArcSwap::from_pointee(vec!["".into()]), changes: Mutex::new(()) }
     }
 
     /// The place of a key's prefix.
-    pub(crate) fn place(&self, key: &str) -> u8 {
+    pub(crate) fn index_of(&self, key: &str) -> u8 {
         let prefix = prefix(key);
         if prefix.is_empty() {
             return 0;
@@ -74,12 +74,12 @@ mod tests {
         assert_eq!(prefix("Qwen-Qwen3-32B_cf97adee_0_k"), "Qwen-Qwen3-32B");
         assert_eq!(prefix("cf97adeedb59e05bfd73a2b4c2a8885708c4f4f70c84c64b27120e72ab733b72_0_k"), "");
         assert_eq!((prefix("model@1@0@abc"), prefix("plain"), prefix("_x")), ("model", "", ""));
-        let prefixes = Prefixes::new();
-        assert_eq!((prefixes.place("a_1"), prefixes.place("b_1"), prefixes.place("a_2")), (1, 2, 1));
+        let prefixes = PrefixTable::new();
+        assert_eq!((prefixes.index_of("a_1"), prefixes.index_of("b_1"), prefixes.index_of("a_2")), (1, 2, 1));
         for number in 0..400 {
-            prefixes.place(&format!("model{number}_1"));
+            prefixes.index_of(&format!("model{number}_1"));
         }
-        assert_eq!((prefixes.place("another_1"), prefixes.place("b_7")), (OTHERS, 2));
+        assert_eq!((prefixes.index_of("another_1"), prefixes.index_of("b_7")), (OTHERS, 2));
         assert_eq!((prefixes.name(1).as_deref(), prefixes.name(OTHERS)), (Some("a"), None));
     }
 }

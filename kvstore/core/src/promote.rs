@@ -6,44 +6,51 @@ use std::sync::atomic::Ordering::Relaxed;
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{OffloadTask, OffloadTasks, PromotionAllocation, ReplicaList, ReplicaMedium};
 
-use crate::count::Counters;
-use crate::disk::{DiskTask, DiskWork, Waiting};
-use crate::fact::{Effects, Fact, StoreCause};
-use crate::locked::{Locked, Spot};
-use crate::master::Master;
-use crate::object::Replica;
-use crate::placement::{Search, Wish};
-use crate::transfer::Work;
+use crate::change::{StateChange, StateChangeSink, StoreCause};
+use crate::disk::{ActiveDiskTask, DiskTask, QueuedDiskTask};
+use crate::locked_shard::{KeyLocation, LockedShard};
+use crate::master::MasterCore;
+use crate::object::MemoryReplica;
+use crate::placement::{PlacementRequest, PlacementSearch};
+use crate::statistics::MasterCounters;
+use crate::transfer::ClientObjectKey;
 
-impl Master {
-    pub(crate) fn promotes(&self) -> bool {
+impl MasterCore {
+    pub(crate) fn is_promotion_enabled(&self) -> bool {
         self.settings.disks.is_some_and(|it| it.promote_on_hit)
     }
 
     /// Counts a read, and asks for the object to be brought back if it is only on a disk.
-    pub(crate) fn note_disk_read<S>(&self, now_ms: u64, spot: Spot, key: &str, list: &ReplicaList<S>) {
-        let is_on_disk =
-            |it: &mooncake_wire::types::Replica<S>| matches!(it.medium, ReplicaMedium::LocalDisk(_));
+    pub(crate) fn record_disk_read<S>(
+        &self,
+        now_ms: u64,
+        spot: KeyLocation,
+        key: &str,
+        list: &ReplicaList<S>,
+    ) {
+        let is_on_disk = |it: &mooncake_wire::types::ReplicaDescriptor<S>| {
+            matches!(it.medium, ReplicaMedium::LocalDisk(_))
+        };
         let Some(settings) = self.settings.disks.filter(|it| it.promote_on_hit) else { return };
         if list.replicas.is_empty() || !list.replicas.iter().all(is_on_disk) {
             return;
         }
         let counters = &self.counters;
         if self.sketch.count(self.hash(spot.tenant, key)) < settings.promotion_reads {
-            return Counters::add(&counters.promotions_rare, 1);
+            return MasterCounters::add(&counters.promotions_rejected_frequency, 1);
         }
-        let (used, capacity) = self.segments.load().fill();
+        let (used, capacity) = self.segments.load().usage();
         if used as f64 >= self.settings.high_watermark * capacity as f64 {
-            return Counters::add(&counters.promotions_no_room, 1);
+            return MasterCounters::add(&counters.promotions_rejected_watermark, 1);
         }
-        if self.on_disks.promoting.load(Relaxed) >= settings.promotion_limit {
-            return Counters::add(&counters.promotions_too_many, 1);
+        if self.disk_task_totals.promoting.load(Relaxed) >= settings.promotion_limit {
+            return MasterCounters::add(&counters.promotions_rejected_cap, 1);
         }
         let mut shard = self.lock(spot.shard);
         if let Some(at) = shard.lookup(spot, key)
-            && shard.ask_for(at, now_ms)
+            && shard.queue_promotion(at, now_ms)
         {
-            Counters::add(&counters.promotions, 1);
+            MasterCounters::add(&counters.promotions, 1);
         }
     }
 
@@ -82,12 +89,12 @@ impl Master {
     pub fn promotion_start<S: AsRef<str>>(
         &self,
         now_ms: u64,
-        work: Work<'_>,
+        work: ClientObjectKey<'_>,
         size: u64,
         preferred: &[S],
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> Result<PromotionAllocation<Arc<str>>, ErrorCode> {
-        let spot = self.spot_of(work.tenant, work.key)?;
+        let spot = self.locate_reader_key(work.tenant, work.key)?;
         let mut shard = self.lock(spot.shard);
         let at = shard.lookup(spot, work.key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         let entry = &shard.entries[at];
@@ -104,20 +111,25 @@ impl Master {
         }
         let preferred: Vec<&str> = preferred.iter().map(AsRef::as_ref).collect();
         let entropy = self.hash(0, work.key) ^ now_ms.rotate_left(32);
-        let wish = Wish { size, replicas: 1, preferred: &preferred, host: "", entropy };
-        let found = Search::new(&shard.segments, &self.settings, &wish, now_ms).run();
+        let wish = PlacementRequest { size, replicas: 1, preferred: &preferred, host: "", entropy };
+        let found = PlacementSearch::new(&shard.segments, &self.settings, &wish, now_ms).run();
         let Some(mut staged) = found.into_iter().next() else {
             self.tenants.discharge(spot.tenant, size);
             return Err(ErrorCode::NO_AVAILABLE_HANDLE);
         };
         staged.id = self.new_replica_id();
         let until_ms = now_ms.saturating_add(self.settings.put_release_ms);
-        for place in shard.places(std::iter::once(staged)) {
-            fx.fact(Fact::Held { segment: place.segment, offset: place.offset, size, until_ms });
+        for place in shard.locations(std::iter::once(staged)) {
+            fx.record(StateChange::RangeQuarantined {
+                segment: place.segment,
+                offset: place.offset,
+                size,
+                until_ms,
+            });
         }
         shard.entries[at].set_replicas(&[staged]);
-        shard.renew_work(at, now_ms, DiskTask::Promotion { staged: Some(staged.id) });
-        let memory = shard.describe(&staged, size).ok_or(ErrorCode::NO_AVAILABLE_HANDLE)?;
+        shard.restart_work_timer(at, now_ms, DiskTask::Promotion { staged: Some(staged.id) });
+        let memory = shard.to_descriptor(&staged, size).ok_or(ErrorCode::NO_AVAILABLE_HANDLE)?;
         Ok(PromotionAllocation { memory })
     }
 
@@ -125,8 +137,13 @@ impl Master {
     ///
     /// # Errors
     /// `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY` if it was not to be brought back, `INVALID_PARAMS` for another client.
-    pub fn promotion_end(&self, now_ms: u64, work: Work<'_>, fx: &mut dyn Effects) -> Result<(), ErrorCode> {
-        let spot = self.spot_of(work.tenant, work.key)?;
+    pub fn promotion_end(
+        &self,
+        now_ms: u64,
+        work: ClientObjectKey<'_>,
+        fx: &mut dyn StateChangeSink,
+    ) -> Result<(), ErrorCode> {
+        let spot = self.locate_reader_key(work.tenant, work.key)?;
         let mut shard = self.lock(spot.shard);
         let at = shard.lookup(spot, work.key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         let task = shard.entries[at].work().ok_or(ErrorCode::REPLICA_IS_NOT_READY)?;
@@ -147,10 +164,10 @@ impl Master {
     pub fn promotion_revoke(
         &self,
         now_ms: u64,
-        work: Work<'_>,
-        fx: &mut dyn Effects,
+        work: ClientObjectKey<'_>,
+        fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
-        let spot = self.spot_of(work.tenant, work.key)?;
+        let spot = self.locate_reader_key(work.tenant, work.key)?;
         let mut shard = self.lock(spot.shard);
         let at = shard.lookup(spot, work.key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         let task = shard.entries[at].work().filter(|it| matches!(it.task, DiskTask::Promotion { .. }));
@@ -159,41 +176,41 @@ impl Master {
             return Err(ErrorCode::INVALID_PARAMS);
         }
         shard.end_work(at, now_ms, fx);
-        Counters::add(&self.counters.promotions_failed, 1);
+        MasterCounters::add(&self.counters.promotions_failed, 1);
         Ok(())
     }
 }
 
-impl Locked<'_> {
+impl LockedShard<'_> {
     /// Asks the node that has an object on its disk to bring it back. False if that is not to be done.
-    fn ask_for(&mut self, at: u32, now_ms: u64) -> bool {
+    fn queue_promotion(&mut self, at: u32, now_ms: u64) -> bool {
         let entry = &self.entries[at];
-        let Some(copy) = entry.copy().filter(|copy| copy.disk.is_heard()) else { return false };
+        let Some(copy) = entry.copy().filter(|copy| copy.disk.is_responsive()) else { return false };
         if !entry.is_complete() || entry.has_memory() || entry.work().is_some() || entry.pending().is_some() {
             return false;
         }
         let (id, disk) = (self.master.new_replica_id(), Arc::clone(&copy.disk));
-        disk.add_promotion(Waiting { tenant: entry.tenant, key: entry.key.clone(), work: id });
+        disk.add_promotion(QueuedDiskTask { tenant: entry.tenant, key: entry.key.clone(), work: id });
         let task = DiskTask::Promotion { staged: None };
-        self.begin_work(at, DiskWork { id, since_ms: now_ms, disk, task }, now_ms);
+        self.begin_work(at, ActiveDiskTask { id, since_ms: now_ms, disk, task }, now_ms);
         true
     }
 
-    fn finish_promotion(&mut self, at: u32, now_ms: u64, fx: &mut dyn Effects) {
+    fn finish_promotion(&mut self, at: u32, now_ms: u64, fx: &mut dyn StateChangeSink) {
         let entry = &mut self.entries[at];
-        let mut new: Vec<Replica> = Vec::new();
+        let mut new: Vec<MemoryReplica> = Vec::new();
         for replica in entry.replicas_mut().filter(|it| !it.ready) {
             replica.ready = true;
             new.push(*replica);
         }
         let bytes = entry.size;
-        for place in self.places(new.into_iter()) {
-            fx.fact(Fact::Released { segment: place.segment, offset: place.offset });
+        for place in self.locations(new.into_iter()) {
+            fx.record(StateChange::RangeReleased { segment: place.segment, offset: place.offset });
         }
         // Nothing is given up: what was staged is ready by now.
         self.end_work(at, now_ms, fx);
-        self.tell_state(at, StoreCause::Promoted, fx);
-        Counters::add(&self.master.counters.promoted_keys, 1);
-        Counters::add(&self.master.counters.promoted_bytes, bytes);
+        self.emit_state(at, StoreCause::Promoted, fx);
+        MasterCounters::add(&self.master.counters.promoted_keys, 1);
+        MasterCounters::add(&self.master.counters.promoted_bytes, bytes);
     }
 }

@@ -3,11 +3,11 @@
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{ObjectMeta, ReplicaType, Uuid};
 
-use crate::fact::{Effects, RemoveCause, StoreCause};
-use crate::master::Master;
-use crate::upsert::PendingSpace;
+use crate::change::{RemoveCause, StateChangeSink, StoreCause};
+use crate::master::MasterCore;
+use crate::upsert::SpaceDisposition;
 
-impl Master {
+impl MasterCore {
     /// Ends the writing of an object. Doing so again is no error.
     ///
     /// # Errors
@@ -20,10 +20,10 @@ impl Master {
         tenant: &str,
         object: &ObjectMeta<S>,
         replica_type: ReplicaType,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
         let key = object.key.as_ref();
-        let spot = self.spot_of(tenant, key)?;
+        let spot = self.locate_reader_key(tenant, key)?;
         let mut shard = self.lock(spot.shard);
         let at = shard.lookup(spot, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         let entry = &mut shard.entries[at];
@@ -44,7 +44,7 @@ impl Master {
                 entry.extra_mut().checksum = object.object_checksum;
             }
             shard.complete(at, now_ms);
-            shard.tell_state(at, StoreCause::Written, fx);
+            shard.emit_state(at, StoreCause::Written, fx);
         }
         if self.settings.disks.is_some_and(|it| !it.on_evict) {
             // If no node wants it, it stays in memory alone.
@@ -61,7 +61,7 @@ impl Master {
         tenant: &str,
         objects: &[ObjectMeta<S>],
         replica_type: ReplicaType,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> Vec<Result<(), ErrorCode>> {
         objects.iter().map(|it| self.put_end(now_ms, client, tenant, it, replica_type, fx)).collect()
     }
@@ -77,9 +77,9 @@ impl Master {
         tenant: &str,
         key: &str,
         replica_type: ReplicaType,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
-        let spot = self.spot_of(tenant, key)?;
+        let spot = self.locate_reader_key(tenant, key)?;
         let mut shard = self.lock(spot.shard);
         let at = shard.lookup(spot, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         let entry = &shard.entries[at];
@@ -91,13 +91,13 @@ impl Master {
             return Err(ErrorCode::INVALID_PARAMS);
         }
         if let Some((_, since_ms)) = pending {
-            shard.abandon_pending(at, PendingSpace::Free, since_ms, fx);
+            shard.abandon_pending(at, SpaceDisposition::Free, since_ms, fx);
             return Ok(());
         }
         if entry.is_complete() {
             return Err(ErrorCode::INVALID_WRITE);
         }
-        shard.drop_object(at, RemoveCause::Revoked, fx);
+        shard.remove_and_free(at, RemoveCause::Revoked, fx);
         Ok(())
     }
 
@@ -108,7 +108,7 @@ impl Master {
         tenant: &str,
         keys: &[K],
         replica_type: ReplicaType,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> Vec<Result<(), ErrorCode>> {
         keys.iter().map(|key| self.put_revoke(client, tenant, key.as_ref(), replica_type, fx)).collect()
     }

@@ -4,23 +4,23 @@ use mooncake_wire::ErrorCode;
 use mooncake_wire::admin::{SegmentDetail, SegmentsDetail, TenantQuota};
 use mooncake_wire::types::Uuid;
 
-use crate::count::Counts;
-use crate::fact::{Effects, Fact};
-use crate::master::Master;
+use crate::change::{StateChange, StateChangeSink};
+use crate::master::MasterCore;
+use crate::statistics::MasterStatistics;
 
 /// Bytes in a gibibyte.
 const GIB: f64 = (1_u64 << 30) as f64;
 
 /// Where a walk over all objects goes on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cursor {
+pub struct ObjectCursor {
     pub(crate) shard: usize,
-    pub(crate) place: u32,
+    pub(crate) index: u32,
 }
 
 /// Bytes in use and in all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Fill {
+pub struct SpaceUsage {
     /// Bytes in use, as they were asked for; with what is lost by rounding, objects take up a little more.
     pub used: u64,
     /// Bytes in all.
@@ -42,11 +42,16 @@ pub struct PrefixStatistics {
     pub hits: u64,
 }
 
-impl Master {
+impl MasterCore {
     /// Hands over keys, whose tenant comes first, of a part of the table; returns where to go on, nothing at the end.
     /// Only objects that have been written. At most `limit` places are looked at under one lock.
-    pub fn keys(&self, from: Cursor, limit: u32, mut each: impl FnMut(&str, &str)) -> Option<Cursor> {
-        self.walk(from, limit, |shard, at| {
+    pub fn keys(
+        &self,
+        from: ObjectCursor,
+        limit: u32,
+        mut each: impl FnMut(&str, &str),
+    ) -> Option<ObjectCursor> {
+        self.scan(from, limit, |shard, at| {
             let entry = &shard.entries[at];
             if entry.is_complete() {
                 let tenant = self.tenants.get(entry.tenant);
@@ -55,21 +60,23 @@ impl Master {
         })
     }
 
-    pub(crate) fn walk(
+    pub(crate) fn scan(
         &self,
-        from: Cursor,
+        from: ObjectCursor,
         limit: u32,
-        mut each: impl FnMut(&crate::locked::Locked<'_>, u32),
-    ) -> Option<Cursor> {
+        mut each: impl FnMut(&crate::locked_shard::LockedShard<'_>, u32),
+    ) -> Option<ObjectCursor> {
         if from.shard >= self.shards.len() {
             return None;
         }
         let shard = self.lock(from.shard);
-        let (places, next) = shard.occupied(from.place, limit.max(1));
+        let (places, next) = shard.occupied(from.index, limit.max(1));
         places.for_each(|at| each(&shard, at));
         match next {
-            Some(place) => Some(Cursor { shard: from.shard, place }),
-            None if from.shard + 1 < self.shards.len() => Some(Cursor { shard: from.shard + 1, place: 0 }),
+            Some(place) => Some(ObjectCursor { shard: from.shard, index: place }),
+            None if from.shard + 1 < self.shards.len() => {
+                Some(ObjectCursor { shard: from.shard + 1, index: 0 })
+            }
             None => None,
         }
     }
@@ -85,30 +92,30 @@ impl Master {
     }
 
     /// How full everything is.
-    pub fn fill(&self) -> Fill {
+    pub fn space_usage(&self) -> SpaceUsage {
         let segments = self.segments.load();
         let used = segments.iter().fold(0_u64, |sum, (_, it)| sum.saturating_add(it.requested()));
-        let capacity = segments.fill().1;
-        let largest = |it: &crate::segment::Mounted| it.space(|space| space.largest());
+        let capacity = segments.usage().1;
+        let largest = |it: &crate::segment::SegmentEntry| it.with_allocator(|space| space.largest_free());
         let writable = segments.iter().filter(|(_, it)| it.is_writable());
-        Fill { used, capacity, largest_free: writable.map(|(_, it)| largest(it)).max().unwrap_or(0) }
+        SpaceUsage { used, capacity, largest_free: writable.map(|(_, it)| largest(it)).max().unwrap_or(0) }
     }
 
     /// How full a segment is, by its name.
     ///
     /// # Errors
     /// `SEGMENT_NOT_FOUND`.
-    pub fn segment_fill(&self, name: &str) -> Result<Fill, ErrorCode> {
+    pub fn segment_usage(&self, name: &str) -> Result<SpaceUsage, ErrorCode> {
         let segments = self.segments.load();
-        let places = segments.named(name);
+        let places = segments.indices_by_name(name);
         if places.is_empty() {
             return Err(ErrorCode::SEGMENT_NOT_FOUND);
         }
-        let mut sum = Fill::default();
+        let mut sum = SpaceUsage::default();
         for mounted in places.iter().filter_map(|at| segments.get(*at)) {
             sum.used += mounted.requested();
-            sum.capacity += mounted.info.size;
-            sum.largest_free = sum.largest_free.max(mounted.space(|space| space.largest()));
+            sum.capacity += mounted.descriptor.size;
+            sum.largest_free = sum.largest_free.max(mounted.with_allocator(|space| space.largest_free()));
         }
         Ok(sum)
     }
@@ -116,19 +123,19 @@ impl Master {
     /// All segments, in the order of their places.
     pub fn segments_detail(&self) -> SegmentsDetail {
         let segments = self.segments.load();
-        let detail = |it: &crate::segment::Mounted| SegmentDetail {
-            segment_name: it.info.name.to_string(),
-            segment_id: it.info.id,
+        let detail = |it: &crate::segment::SegmentEntry| SegmentDetail {
+            segment_name: it.descriptor.name.to_string(),
+            segment_id: it.descriptor.id,
             client_id: it.client,
-            base_address: format!("{:#x}", it.info.base),
-            size_bytes: it.info.size,
-            size_human: format!("{} GiB", it.info.size as f64 / GIB),
-            te_endpoint: it.info.te_endpoint.to_string(),
-            protocol: it.info.protocol.to_string(),
+            base_address: format!("{:#x}", it.descriptor.base),
+            size_bytes: it.descriptor.size,
+            size_human: format!("{} GiB", it.descriptor.size as f64 / GIB),
+            te_endpoint: it.descriptor.te_endpoint.to_string(),
+            protocol: it.descriptor.protocol.to_string(),
             status: it.status().name().unwrap_or_default().to_owned(),
             allocator_used_bytes: it.requested(),
-            allocator_capacity_bytes: it.info.size,
-            allocator_usage_percent: 100.0 * it.requested() as f64 / it.info.size.max(1) as f64,
+            allocator_capacity_bytes: it.descriptor.size,
+            allocator_usage_percent: 100.0 * it.requested() as f64 / it.descriptor.size.max(1) as f64,
         };
         let segments: Vec<SegmentDetail> = segments.iter().map(|(_, it)| detail(it)).collect();
         SegmentsDetail { total_segments: segments.len() as u64, segments }
@@ -137,11 +144,11 @@ impl Master {
     /// Whether a segment's client is not heard of.
     pub fn is_silent(&self, segment: Uuid) -> bool {
         let segments = self.segments.load();
-        segments.place_of(segment).and_then(|at| segments.get(at)).is_some_and(|it| !it.is_readable())
+        segments.index_of(segment).and_then(|at| segments.get(at)).is_some_and(|it| !it.is_readable())
     }
 
     /// What the master has done.
-    pub fn counts(&self) -> Counts {
+    pub fn statistics(&self) -> MasterStatistics {
         let mut counts = self.counters.read();
         for shard in &self.shards {
             let shard = shard.lock();
@@ -156,7 +163,7 @@ impl Master {
     pub fn prefix_statistics(&self) -> Vec<PrefixStatistics> {
         let mut sums = vec![PrefixStatistics::default(); usize::from(u8::MAX) + 1];
         for shard in &self.shards {
-            for (sum, tally) in sums.iter_mut().zip(&shard.lock().tallies) {
+            for (sum, tally) in sums.iter_mut().zip(&shard.lock().prefix_tallies) {
                 sum.keys += tally.keys;
                 sum.bytes += tally.bytes;
                 sum.hits += tally.hits;
@@ -177,11 +184,11 @@ impl Master {
         &self,
         tenant: &str,
         requested: u64,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> Result<TenantQuota, ErrorCode> {
         self.check_multi_tenant()?;
         let quota = self.tenants.set_quota(tenant, requested, self.capacity())?;
-        fx.fact(Fact::TenantQuota { tenant: tenant.into(), requested: Some(requested) });
+        fx.record(StateChange::TenantQuota { tenant: tenant.into(), requested: Some(requested) });
         Ok(quota)
     }
 
@@ -190,10 +197,10 @@ impl Master {
     /// # Errors
     /// `UNAVAILABLE_IN_CURRENT_MODE` without tenants, `OBJECT_NOT_FOUND` without a quota, `TENANT_NOT_EMPTY` while it
     /// has objects.
-    pub fn remove_quota(&self, tenant: &str, fx: &mut dyn Effects) -> Result<(), ErrorCode> {
+    pub fn remove_quota(&self, tenant: &str, fx: &mut dyn StateChangeSink) -> Result<(), ErrorCode> {
         self.check_multi_tenant()?;
         self.tenants.remove_quota(tenant, self.capacity())?;
-        fx.fact(Fact::TenantQuota { tenant: tenant.into(), requested: None });
+        fx.record(StateChange::TenantQuota { tenant: tenant.into(), requested: None });
         Ok(())
     }
 

@@ -4,31 +4,31 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::types::{Replica, ReplicaList};
+use mooncake_wire::types::{ReplicaDescriptor, ReplicaList};
 use regex::Regex;
 
-use crate::locked::{Locked, Spot};
-use crate::master::Master;
+use crate::locked_shard::{KeyLocation, LockedShard};
+use crate::master::MasterCore;
 use crate::slab::NIL;
 
 /// A replica as clients are told of it.
-pub type WireReplica = Replica<Arc<str>>;
+pub type SharedReplicaDescriptor = ReplicaDescriptor<Arc<str>>;
 /// Replicas as clients are told of them.
-pub type Replicas = Vec<WireReplica>;
+pub type ReplicaDescriptors = Vec<SharedReplicaDescriptor>;
 
 /// Keys of one batch that are looked up in one lock.
-const STRIDE: usize = 64;
+const KEYS_PER_LOCK: usize = 64;
 
 /// A key of a batch.
 #[derive(Clone, Copy)]
-struct Asked {
-    spot: Spot,
+struct BatchedKey {
+    location: KeyLocation,
     index: usize,
 }
 
-impl Locked<'_> {
+impl LockedShard<'_> {
     /// Where an object is that readers can have.
-    fn readable(&self, spot: Spot, key: &str) -> Result<u32, ErrorCode> {
+    fn readable(&self, spot: KeyLocation, key: &str) -> Result<u32, ErrorCode> {
         let at = self.lookup(spot, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         let entry = &self.entries[at];
         if !entry.is_complete() {
@@ -37,7 +37,7 @@ impl Locked<'_> {
         if self.is_readable(entry) { Ok(at) } else { Err(ErrorCode::OBJECT_NOT_FOUND) }
     }
 
-    fn leased_list(&mut self, at: u32, now_ms: u64) -> ReplicaList<Arc<str>> {
+    fn lease_replicas(&mut self, at: u32, now_ms: u64) -> ReplicaList<Arc<str>> {
         self.lease(at, now_ms);
         let (size, object_checksum) = (self.entries[at].size, self.entries[at].checksum());
         if self.entries[at].replicas().any(|it| self.can_be_read(it)) {
@@ -54,10 +54,10 @@ impl Locked<'_> {
     }
 }
 
-impl Master {
+impl MasterCore {
     /// Whether an object can be read. If so it is leased.
     pub fn exist(&self, now_ms: u64, tenant: &str, key: &str) -> bool {
-        let Ok(spot) = self.spot_of(tenant, key) else { return false };
+        let Ok(spot) = self.locate_reader_key(tenant, key) else { return false };
         let mut shard = self.lock(spot.shard);
         let Ok(at) = shard.readable(spot, key) else { return false };
         shard.lease(at, now_ms);
@@ -68,10 +68,10 @@ impl Master {
     pub fn batch_exist<S: AsRef<str>>(&self, now_ms: u64, tenant: &str, keys: &[S], found: &mut Vec<bool>) {
         found.clear();
         found.resize(keys.len(), false);
-        self.by_shard(tenant, keys, |shard, asked| {
-            let mut places = [NIL; STRIDE];
-            let places = &mut places[..asked.len().min(STRIDE)];
-            shard.find_many(asked, keys, places);
+        self.for_each_shard(tenant, keys, |shard, asked| {
+            let mut places = [NIL; KEYS_PER_LOCK];
+            let places = &mut places[..asked.len().min(KEYS_PER_LOCK)];
+            shard.lookup_batch(asked, keys, places);
             for (place, asked) in places.iter().zip(asked) {
                 if *place != NIL && shard.is_readable(&shard.entries[*place]) {
                     shard.lease(*place, now_ms);
@@ -82,35 +82,36 @@ impl Master {
     }
 
     /// Sorts keys by shard and hands each shard's keys over in pieces, each under one lock.
-    fn by_shard<S: AsRef<str>>(
+    fn for_each_shard<S: AsRef<str>>(
         &self,
         tenant: &str,
         keys: &[S],
-        mut work: impl FnMut(&mut Locked<'_>, &[Asked]),
+        mut work: impl FnMut(&mut LockedShard<'_>, &[BatchedKey]),
     ) {
-        let Some(tenant) = self.tenants.place(tenant) else { return };
+        let Some(tenant) = self.tenants.index_of(tenant) else { return };
         let asked = self.sorted(tenant, keys);
-        for same in asked.chunk_by(|a, b| a.spot.shard == b.spot.shard) {
-            for piece in same.chunks(STRIDE) {
+        for same in asked.chunk_by(|a, b| a.location.shard == b.location.shard) {
+            for piece in same.chunks(KEYS_PER_LOCK) {
                 let Some(first) = piece.first() else { continue };
-                work(&mut self.lock(first.spot.shard), piece);
+                work(&mut self.lock(first.location.shard), piece);
             }
         }
     }
 
     /// Keys by shard and in their order: counted first, then put where they belong.
-    fn sorted<S: AsRef<str>>(&self, tenant: u16, keys: &[S]) -> Vec<Asked> {
+    fn sorted<S: AsRef<str>>(&self, tenant: u16, keys: &[S]) -> Vec<BatchedKey> {
         let mut ends = vec![0_usize; self.shards.len()];
-        let spots = |(index, key): (usize, &S)| Asked { spot: self.spot(tenant, key.as_ref()), index };
-        let asked: Vec<Asked> = keys.iter().enumerate().map(spots).collect();
-        asked.iter().for_each(|it| ends[it.spot.shard] += 1);
+        let spots =
+            |(index, key): (usize, &S)| BatchedKey { location: self.locate_key(tenant, key.as_ref()), index };
+        let asked: Vec<BatchedKey> = keys.iter().enumerate().map(spots).collect();
+        asked.iter().for_each(|it| ends[it.location.shard] += 1);
         let mut sum = 0;
         for end in &mut ends {
             sum += std::mem::replace(end, sum);
         }
         let mut sorted = asked.clone();
         for it in asked {
-            let at = &mut ends[it.spot.shard];
+            let at = &mut ends[it.location.shard];
             sorted[*at] = it;
             *at += 1;
         }
@@ -122,13 +123,13 @@ impl Master {
     /// # Errors
     /// `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY` while it is being written.
     pub fn replicas(&self, now_ms: u64, tenant: &str, key: &str) -> Result<ReplicaList<Arc<str>>, ErrorCode> {
-        let spot = self.spot_of(tenant, key)?;
+        let spot = self.locate_reader_key(tenant, key)?;
         let mut shard = self.lock(spot.shard);
         let at = shard.readable(spot, key)?;
-        let list = shard.leased_list(at, now_ms);
+        let list = shard.lease_replicas(at, now_ms);
         drop(shard);
-        self.note_read(now_ms, spot, tenant, key, &list);
-        self.note_disk_read(now_ms, spot, key, &list);
+        self.record_read(now_ms, spot, tenant, key, &list);
+        self.record_disk_read(now_ms, spot, key, &list);
         Ok(list)
     }
 
@@ -140,18 +141,18 @@ impl Master {
         keys: &[S],
     ) -> Vec<Result<ReplicaList<Arc<str>>, ErrorCode>> {
         let mut found: Vec<_> = keys.iter().map(|_| Err(ErrorCode::OBJECT_NOT_FOUND)).collect();
-        self.by_shard(tenant, keys, |shard, asked| {
-            shard.find_many(asked, keys, &mut [NIL; STRIDE][..asked.len().min(STRIDE)]);
+        self.for_each_shard(tenant, keys, |shard, asked| {
+            shard.lookup_batch(asked, keys, &mut [NIL; KEYS_PER_LOCK][..asked.len().min(KEYS_PER_LOCK)]);
             for asked in asked {
-                let at = shard.readable(asked.spot, keys[asked.index].as_ref());
-                found[asked.index] = at.map(|at| shard.leased_list(at, now_ms));
+                let at = shard.readable(asked.location, keys[asked.index].as_ref());
+                found[asked.index] = at.map(|at| shard.lease_replicas(at, now_ms));
             }
         });
-        if self.counts_reads() || self.promotes() {
+        if self.is_counting_reads() || self.is_promotion_enabled() {
             for (key, list) in keys.iter().zip(&found) {
-                if let (Ok(list), Ok(spot)) = (list, self.spot_of(tenant, key.as_ref())) {
-                    self.note_read(now_ms, spot, tenant, key.as_ref(), list);
-                    self.note_disk_read(now_ms, spot, key.as_ref(), list);
+                if let (Ok(list), Ok(spot)) = (list, self.locate_reader_key(tenant, key.as_ref())) {
+                    self.record_read(now_ms, spot, tenant, key.as_ref(), list);
+                    self.record_disk_read(now_ms, spot, key.as_ref(), list);
                 }
             }
         }
@@ -167,13 +168,13 @@ impl Master {
         now_ms: u64,
         tenant: &str,
         expression: &str,
-    ) -> Result<Vec<(Box<str>, Replicas)>, ErrorCode> {
+    ) -> Result<Vec<(Box<str>, ReplicaDescriptors)>, ErrorCode> {
         let expression = Regex::new(expression).map_err(|_| ErrorCode::INVALID_PARAMS)?;
         let mut found = Vec::new();
-        let Some(tenant) = self.tenants.place(tenant) else { return Ok(found) };
+        let Some(tenant) = self.tenants.index_of(tenant) else { return Ok(found) };
         for shard in 0..self.shards.len() {
             let mut shard = self.lock(shard);
-            let matching: Vec<u32> = shard.matching(tenant, &expression).collect();
+            let matching: Vec<u32> = shard.entries_matching(tenant, &expression).collect();
             for at in matching {
                 if shard.is_readable(&shard.entries[at]) {
                     shard.lease(at, now_ms);
@@ -185,12 +186,16 @@ impl Master {
     }
 
     /// Where objects are, without leasing them and without counting as use, in the keys' order.
-    pub fn peek<S: AsRef<str>>(&self, tenant: &str, keys: &[S]) -> Vec<Result<Replicas, ErrorCode>> {
+    pub fn peek<S: AsRef<str>>(
+        &self,
+        tenant: &str,
+        keys: &[S],
+    ) -> Vec<Result<ReplicaDescriptors, ErrorCode>> {
         let mut found: Vec<_> = keys.iter().map(|_| Err(ErrorCode::OBJECT_NOT_FOUND)).collect();
-        self.by_shard(tenant, keys, |shard, asked| {
-            shard.find_many(asked, keys, &mut [NIL; STRIDE][..asked.len().min(STRIDE)]);
+        self.for_each_shard(tenant, keys, |shard, asked| {
+            shard.lookup_batch(asked, keys, &mut [NIL; KEYS_PER_LOCK][..asked.len().min(KEYS_PER_LOCK)]);
             for asked in asked {
-                let at = shard.readable(asked.spot, keys[asked.index].as_ref());
+                let at = shard.readable(asked.location, keys[asked.index].as_ref());
                 found[asked.index] = at.map(|at| shard.readable_replicas(at));
             }
         });
@@ -198,27 +203,27 @@ impl Master {
     }
 }
 
-impl Locked<'_> {
+impl LockedShard<'_> {
     /// Finds many keys. Memory is slow but serves many loads at a time, so each kind of load is made for all keys
     /// before the next kind, which needs its result: slots, entries, keys, and the neighbours in the list.
-    fn find_many<S: AsRef<str>>(&self, asked: &[Asked], keys: &[S], places: &mut [u32]) {
+    fn lookup_batch<S: AsRef<str>>(&self, asked: &[BatchedKey], keys: &[S], places: &mut [u32]) {
         let at_all = |places: &[u32], touch: &dyn Fn(u32) -> u32| {
             let there = places.iter().filter(|place| **place != NIL);
             black_box(there.fold(0, |sum: u32, place| sum.wrapping_add(touch(*place))));
         };
         for (place, asked) in places.iter_mut().zip(asked) {
-            *place = self.candidate(asked.spot.tag);
+            *place = self.candidate(asked.location.tag);
         }
-        at_all(places, &|at| self.entries[at].before);
+        at_all(places, &|at| self.entries[at].previous);
         at_all(places, &|at| self.entries[at].key.bytes().next().map_or(0, u32::from));
         for (place, asked) in places.iter_mut().zip(asked) {
-            *place = self.confirmed(*place, asked.spot, keys[asked.index].as_ref());
+            *place = self.verify_candidate(*place, asked.location, keys[asked.index].as_ref());
         }
-        at_all(places, &|at| self.neighbours(at));
+        at_all(places, &|at| self.prefetch_neighbours(at));
     }
 
     /// A place if the key is there, or where the key is instead.
-    fn confirmed(&self, place: u32, spot: Spot, key: &str) -> u32 {
+    fn verify_candidate(&self, place: u32, spot: KeyLocation, key: &str) -> u32 {
         if place == NIL {
             return NIL;
         }
@@ -230,7 +235,7 @@ impl Locked<'_> {
     }
 
     /// The places of a tenant's keys that match an expression.
-    pub(crate) fn matching<'a>(
+    pub(crate) fn entries_matching<'a>(
         &'a self,
         tenant: u16,
         expression: &'a Regex,

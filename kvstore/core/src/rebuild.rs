@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::Uuid;
 
-use crate::fact::{Effects, ObjectState, Place, RemoveCause, StoreCause};
-use crate::locked::{Fresh, Locked, Spot};
-use crate::master::Master;
-use crate::object::{Entry, Queue, Replica};
-use crate::query::Cursor;
-use crate::segment::Mounted;
+use crate::change::{ObjectState, RemoveCause, ReplicaLocation, StateChangeSink, StoreCause};
+use crate::locked_shard::{KeyLocation, LockedShard, NewObject};
+use crate::master::MasterCore;
+use crate::object::{EvictionQueue, MemoryReplica, ObjectEntry};
+use crate::query::ObjectCursor;
+use crate::segment::SegmentEntry;
 
 /// How long a segment takes no new objects while its inventory is awaited, counted from the latest batch.
 const INVENTORY_TIMEOUT_MS: u64 = 30_000;
@@ -113,7 +113,7 @@ impl RestoreOutcome {
     }
 
     /// Whether the object is there, so that the node shall keep its record.
-    pub fn is_kept(self) -> bool {
+    pub fn is_accepted(self) -> bool {
         matches!(self, Self::Restored | Self::Merged | Self::Present)
     }
 
@@ -157,7 +157,7 @@ impl ShardRebuild {
     }
 }
 
-impl Master {
+impl MasterCore {
     /// Lets nodes offer their inventories until a time. To be called before anything is served, on a state that lacks what the log had.
     /// Segments that it has take nothing new at first, since their objects may be unknown.
     pub fn open_rebuild(&self, now_ms: u64, until_ms: u64) {
@@ -211,7 +211,7 @@ impl Master {
     /// a segment that is mounted already.
     pub fn announce_inventory(&self, now_ms: u64, segment: Uuid) -> bool {
         let mounted = self.segments.load();
-        if let Some(it) = mounted.place_of(segment).and_then(|at| mounted.get(at)) {
+        if let Some(it) = mounted.index_of(segment).and_then(|at| mounted.get(at)) {
             return it.inventory_until_ms().is_some();
         }
         let mut window = self.rebuild.lock();
@@ -223,9 +223,9 @@ impl Master {
     }
 
     /// A segment is about to be mounted: it takes nothing new if its inventory was announced.
-    pub(crate) fn await_inventory(&self, mounted: &Mounted, now_ms: u64) {
+    pub(crate) fn await_inventory(&self, mounted: &SegmentEntry, now_ms: u64) {
         let mut window = self.rebuild.lock();
-        if window.announced.remove(&mounted.info.id).is_some() {
+        if window.announced.remove(&mounted.descriptor.id).is_some() {
             mounted.set_inventory_until(Some(now_ms.saturating_add(INVENTORY_TIMEOUT_MS)));
         }
     }
@@ -240,7 +240,7 @@ impl Master {
         segment: Uuid,
         client: Uuid,
         records: &[InventoryRecord<'_>],
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> Result<Vec<RestoreOutcome>, ErrorCode> {
         // So that it does not go away meanwhile.
         let mut registry = self.registry.lock();
@@ -252,8 +252,8 @@ impl Master {
         if let Some(known) = registry.clients.get_mut(&client) {
             known.last_seen_ms = known.last_seen_ms.max(now_ms);
         }
-        let place = self.segments.load().place_of(segment).ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
-        let source = InventorySource { client, place, size: mounted.info.size };
+        let place = self.segments.load().index_of(segment).ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
+        let source = InventorySource { client, segment_index: place, size: mounted.descriptor.size };
         let outcomes: Vec<RestoreOutcome> =
             records.iter().map(|record| self.restore_object(now_ms, &source, record, fx)).collect();
         for outcome in &outcomes {
@@ -279,7 +279,7 @@ impl Master {
     ///
     /// # Errors
     /// `SEGMENT_NOT_FOUND`, `ILLEGAL_CLIENT` if it is another's, `INVALID_PARAMS` while its inventory is awaited.
-    pub fn check_settled(&self, segment: Uuid, client: Uuid) -> Result<(), ErrorCode> {
+    pub fn check_inventory_complete(&self, segment: Uuid, client: Uuid) -> Result<(), ErrorCode> {
         let mounted = self.own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
         if mounted.inventory_until_ms().is_some() { Err(ErrorCode::INVALID_PARAMS) } else { Ok(()) }
     }
@@ -288,19 +288,19 @@ impl Master {
     /// on, nothing at the end. At most `limit` entries are visited under one lock.
     pub fn objects_in_segment(
         &self,
-        from: Cursor,
+        from: ObjectCursor,
         limit: u32,
         segment: Uuid,
-        mut each: impl FnMut(&ObjectState<'_>, Place),
-    ) -> Option<Cursor> {
-        let place = self.segments.load().place_of(segment)?;
-        self.walk(from, limit, |shard, at| {
+        mut each: impl FnMut(&ObjectState<'_>, ReplicaLocation),
+    ) -> Option<ObjectCursor> {
+        let place = self.segments.load().index_of(segment)?;
+        self.scan(from, limit, |shard, at| {
             let entry = &shard.entries[at];
-            let is_there = |it: &&Replica| it.ready && it.segment == place;
+            let is_there = |it: &&MemoryReplica| it.ready && it.segment == place;
             let Some(replica) = entry.replicas().find(is_there).filter(|_| entry.is_complete()) else {
                 return;
             };
-            let place = Place { replica: replica.id, segment, offset: replica.offset };
+            let place = ReplicaLocation { replica: replica.id, segment, offset: replica.offset };
             shard.with_state(at, |object| each(&object, place));
         })
     }
@@ -316,7 +316,7 @@ impl Master {
         now_ms: u64,
         source: &InventorySource,
         record: &InventoryRecord<'_>,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> RestoreOutcome {
         let end = record.offset.checked_add(record.size);
         if record.key.is_empty() || record.size == 0 || end.is_none_or(|end| end > source.size) {
@@ -327,7 +327,7 @@ impl Master {
             false => Ok(0),
         };
         let Ok(tenant) = tenant else { return RestoreOutcome::TenantRefused };
-        let spot = self.spot(tenant, record.key);
+        let spot = self.locate_key(tenant, record.key);
         let mut shard = self.lock(spot.shard);
         shard.restore_object(now_ms, spot, source, record, fx)
     }
@@ -336,25 +336,25 @@ impl Master {
 /// A segment whose inventory is offered.
 struct InventorySource {
     client: Uuid,
-    place: u16,
+    segment_index: u16,
     size: u64,
 }
 
-fn end_inventory(mounted: &Mounted) {
+fn end_inventory(mounted: &SegmentEntry) {
     if mounted.inventory_until_ms().is_some() {
-        mounted.space(crate::allocator::Allocator::forget_offsets);
+        mounted.with_allocator(crate::allocator::SegmentAllocator::drop_offset_index);
         mounted.set_inventory_until(None);
     }
 }
 
-impl Locked<'_> {
+impl LockedShard<'_> {
     fn restore_object(
         &mut self,
         now_ms: u64,
-        spot: Spot,
+        spot: KeyLocation,
         source: &InventorySource,
         record: &InventoryRecord<'_>,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> RestoreOutcome {
         let hash = self.master.hash(spot.tenant, record.key);
         let Some(rebuild) = self.rebuild.as_ref() else { return RestoreOutcome::Closed };
@@ -380,27 +380,27 @@ impl Locked<'_> {
                 Some(at)
             }
         };
-        let Some(replica) = self.claim(source.place, record.offset, record.size) else {
+        let Some(replica) = self.claim(source.segment_index, record.offset, record.size) else {
             return RestoreOutcome::Overlapping;
         };
         if let Some(at) = replaced {
             // Somebody may be reading the older one.
             let until = self.entries[at].stamp;
             match self.entries[at].is_leased(now_ms) {
-                true => self.hold_object(at, until, RemoveCause::Replaced, fx),
-                false => _ = self.drop_object(at, RemoveCause::Replaced, fx),
+                true => self.remove_and_quarantine(at, until, RemoveCause::Replaced, fx),
+                false => _ = self.remove_and_free(at, RemoveCause::Replaced, fx),
             }
         }
-        let replica = Replica { id: self.master.new_replica_id(), ready: true, ..replica };
+        let replica = MemoryReplica { id: self.master.new_replica_id(), ready: true, ..replica };
         self.master.tenants.count(spot.tenant, record.size);
         let group = Some(record.group).filter(|name| !name.is_empty());
-        let fresh = Fresh {
+        let fresh = NewObject {
             key: record.key,
             client: source.client,
             size: record.size,
             stamp: now_ms,
             replicas: &[replica],
-            queue: if record.hard_pin { Queue::Apart } else { Queue::Unread },
+            queue: if record.hard_pin { EvictionQueue::Unlisted } else { EvictionQueue::Unread },
             hard_pin: record.hard_pin,
             soft_pin_until_ms: None,
             checksum: record.checksum,
@@ -411,7 +411,7 @@ impl Locked<'_> {
             rebuild.removed.remove(&hash);
             rebuild.restored.insert(hash, RestoredObject { version: record.version, crc: record.crc });
         }
-        self.tell_state(at, StoreCause::Written, fx);
+        self.emit_state(at, StoreCause::Written, fx);
         RestoreOutcome::Restored
     }
 
@@ -421,37 +421,37 @@ impl Locked<'_> {
         at: u32,
         source: &InventorySource,
         record: &InventoryRecord<'_>,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> RestoreOutcome {
         let entry = &self.entries[at];
-        if entry.replicas().any(|it| (it.segment, it.offset) == (source.place, record.offset)) {
+        if entry.replicas().any(|it| (it.segment, it.offset) == (source.segment_index, record.offset)) {
             return RestoreOutcome::Present;
         }
         if !entry.is_complete() || entry.transfer().is_some() || entry.work().is_some() {
             return RestoreOutcome::WrittenSince;
         }
-        let Some(replica) = self.claim(source.place, record.offset, record.size) else {
+        let Some(replica) = self.claim(source.segment_index, record.offset, record.size) else {
             return RestoreOutcome::Overlapping;
         };
-        let replica = Replica { id: self.master.new_replica_id(), ready: true, ..replica };
-        let replicas: Vec<Replica> = self.entries[at].replicas().copied().chain([replica]).collect();
+        let replica = MemoryReplica { id: self.master.new_replica_id(), ready: true, ..replica };
+        let replicas: Vec<MemoryReplica> = self.entries[at].replicas().copied().chain([replica]).collect();
         let tenant = self.entries[at].tenant;
         self.entries[at].set_replicas(&replicas);
         self.master.tenants.count(tenant, record.size);
-        self.tell_state(at, StoreCause::Replicas, fx);
+        self.emit_state(at, StoreCause::Replicas, fx);
         RestoreOutcome::Merged
     }
 
     /// An object leaves the table, or is overwritten in place: what nodes offer under its key is older.
-    pub(crate) fn note_left(&mut self, entry: &Entry, cause: RemoveCause) {
+    pub(crate) fn record_departure(&mut self, entry: &ObjectEntry, cause: RemoveCause) {
         if self.rebuild.is_none() {
             return;
         }
         let hash = self.master.hash(entry.tenant, &entry.key);
-        self.note_removed_key(hash, cause);
+        self.record_removed_key(hash, cause);
     }
 
-    fn note_removed_key(&mut self, hash: u64, cause: RemoveCause) {
+    fn record_removed_key(&mut self, hash: u64, cause: RemoveCause) {
         let Some(rebuild) = &mut self.rebuild else { return };
         if cause == RemoveCause::SegmentLost {
             // It may be offered again.
@@ -463,7 +463,7 @@ impl Locked<'_> {
     }
 
     /// An object is overwritten in place.
-    pub(crate) fn note_rewritten(&mut self, at: u32) {
+    pub(crate) fn record_rewritten(&mut self, at: u32) {
         if self.rebuild.is_none() {
             return;
         }
@@ -474,10 +474,10 @@ impl Locked<'_> {
     }
 
     /// A key that is not there is removed: nor shall it be restored.
-    pub(crate) fn note_absent(&mut self, spot: Spot, key: &str) {
+    pub(crate) fn record_absent(&mut self, spot: KeyLocation, key: &str) {
         if self.rebuild.is_some() {
             let hash = self.master.hash(spot.tenant, key);
-            self.note_removed_key(hash, RemoveCause::Removed);
+            self.record_removed_key(hash, RemoveCause::Removed);
         }
     }
 }

@@ -5,30 +5,30 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 
 use mooncake_wire::types::{
-    BufferDescriptor, Replica as WireReplica, ReplicaMedium, Segment, SegmentStatus, Uuid,
+    BufferDescriptor, ReplicaDescriptor as WireReplica, ReplicaMedium, Segment, SegmentStatus, Uuid,
 };
 use parking_lot::Mutex;
 
-use crate::allocator::{Allocator, Space};
-use crate::object::Replica;
+use crate::allocator::{AllocatedRange, SegmentAllocator};
+use crate::object::MemoryReplica;
 
 /// One mounted segment.
 #[derive(Debug)]
-pub(crate) struct Mounted {
-    pub(crate) info: Segment<Arc<str>>,
+pub(crate) struct SegmentEntry {
+    pub(crate) descriptor: Segment<Arc<str>>,
     pub(crate) client: Uuid,
     pub(crate) mounted_at_ms: u64,
     /// Whether its client is not heard of.
     silent: AtomicBool,
     /// Whether its client is gone for a moment, and the memory is kept meanwhile.
-    away: AtomicBool,
-    memory: Arc<Memory>,
+    restarting: AtomicBool,
+    memory: Arc<SegmentSpace>,
 }
 
 /// What stays the same when a segment is mounted again.
 #[derive(Debug)]
-struct Memory {
-    allocator: Mutex<Allocator>,
+struct SegmentSpace {
+    allocator: Mutex<SegmentAllocator>,
     /// What the allocator says, for looking without its lock.
     used: AtomicU64,
     requested: AtomicU64,
@@ -39,16 +39,16 @@ struct Memory {
     inventory_until_ms: AtomicU64,
 }
 
-impl Mounted {
-    pub(crate) fn new(info: Segment<Arc<str>>, client: Uuid, now_ms: u64) -> Self {
-        let allocator = Mutex::new(Allocator::new(info.size));
+impl SegmentEntry {
+    pub(crate) fn new(descriptor: Segment<Arc<str>>, client: Uuid, now_ms: u64) -> Self {
+        let allocator = Mutex::new(SegmentAllocator::new(descriptor.size));
         Self {
-            info,
+            descriptor,
             client,
             mounted_at_ms: now_ms,
             silent: AtomicBool::new(false),
-            away: AtomicBool::new(false),
-            memory: Arc::new(Memory {
+            restarting: AtomicBool::new(false),
+            memory: Arc::new(SegmentSpace {
                 allocator,
                 used: AtomicU64::new(0),
                 requested: AtomicU64::new(0),
@@ -60,13 +60,13 @@ impl Mounted {
     }
 
     /// The same memory with all that is in it, mounted again.
-    pub(crate) fn again(&self, info: Segment<Arc<str>>, client: Uuid) -> Self {
+    pub(crate) fn remounted(&self, info: Segment<Arc<str>>, client: Uuid) -> Self {
         Self {
-            info,
+            descriptor: info,
             client,
             mounted_at_ms: self.mounted_at_ms,
             silent: AtomicBool::new(false),
-            away: AtomicBool::new(false),
+            restarting: AtomicBool::new(false),
             memory: Arc::clone(&self.memory),
         }
     }
@@ -88,13 +88,13 @@ impl Mounted {
         self.silent.store(silent, Relaxed);
     }
 
-    pub(crate) fn set_away(&self, away: bool) {
-        self.away.store(away, Relaxed);
+    pub(crate) fn set_restarting(&self, away: bool) {
+        self.restarting.store(away, Relaxed);
     }
 
     /// Whether readers have to wait there.
-    pub(crate) fn is_away(&self) -> bool {
-        self.away.load(Relaxed)
+    pub(crate) fn is_restarting(&self) -> bool {
+        self.restarting.load(Relaxed)
     }
 
     /// Whether readers may be sent there.
@@ -105,7 +105,7 @@ impl Mounted {
     /// Whether it takes new replicas.
     pub(crate) fn is_writable(&self) -> bool {
         self.is_readable()
-            && !self.is_away()
+            && !self.is_restarting()
             && self.status() == SegmentStatus::OK
             && self.inventory_until_ms().is_none()
     }
@@ -131,11 +131,11 @@ impl Mounted {
 
     /// The share that is free.
     pub(crate) fn free_ratio(&self) -> f64 {
-        if self.info.size == 0 { 0.0 } else { 1.0 - self.used() as f64 / self.info.size as f64 }
+        if self.descriptor.size == 0 { 0.0 } else { 1.0 - self.used() as f64 / self.descriptor.size as f64 }
     }
 
     /// Works on the space and keeps the figures of what is in use.
-    pub(crate) fn space<R>(&self, work: impl FnOnce(&mut Allocator) -> R) -> R {
+    pub(crate) fn with_allocator<R>(&self, work: impl FnOnce(&mut SegmentAllocator) -> R) -> R {
         let mut allocator = self.memory.allocator.lock();
         let result = work(&mut allocator);
         self.memory.used.store(allocator.used(), Relaxed);
@@ -143,21 +143,21 @@ impl Mounted {
         result
     }
 
-    pub(crate) fn allocate(&self, size: u64) -> Option<Space> {
+    pub(crate) fn allocate(&self, size: u64) -> Option<AllocatedRange> {
         // Without the lock when it is in vain: the figure may be old, but then another will have the space.
-        if self.used() >= self.info.size {
+        if self.used() >= self.descriptor.size {
             return None;
         }
-        self.space(|space| space.allocate(size))
+        self.with_allocator(|space| space.allocate(size))
     }
 
     /// How a reader or a writer finds a replica.
-    pub(crate) fn describe(&self, replica: &Replica, size: u64) -> WireReplica<Arc<str>> {
+    pub(crate) fn replica_descriptor(&self, replica: &MemoryReplica, size: u64) -> WireReplica<Arc<str>> {
         let buffer = BufferDescriptor {
             size,
-            address: self.info.base.saturating_add(replica.offset),
-            protocol: Arc::clone(&self.info.protocol),
-            endpoint: Arc::clone(&self.info.te_endpoint),
+            address: self.descriptor.base.saturating_add(replica.offset),
+            protocol: Arc::clone(&self.descriptor.protocol),
+            endpoint: Arc::clone(&self.descriptor.te_endpoint),
         };
         WireReplica { id: replica.id, medium: ReplicaMedium::Memory(buffer), status: replica.status() }
     }
@@ -165,52 +165,52 @@ impl Mounted {
 
 /// All mounted segments. The list itself never changes; a change is a new list.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Segments {
-    slots: Vec<Option<Arc<Mounted>>>,
+pub(crate) struct SegmentTable {
+    slots: Vec<Option<Arc<SegmentEntry>>>,
     /// Places in `slots` that are taken.
     mounted: Vec<u16>,
     by_id: HashMap<Uuid, u16>,
     by_name: HashMap<Arc<str>, Vec<u16>>,
     /// When the last one was mounted.
-    pub(crate) youngest_ms: u64,
+    pub(crate) newest_mount_ms: u64,
 }
 
-impl Segments {
-    pub(crate) fn get(&self, at: u16) -> Option<&Arc<Mounted>> {
+impl SegmentTable {
+    pub(crate) fn get(&self, at: u16) -> Option<&Arc<SegmentEntry>> {
         self.slots.get(usize::from(at))?.as_ref()
     }
 
-    pub(crate) fn place_of(&self, id: Uuid) -> Option<u16> {
+    pub(crate) fn index_of(&self, id: Uuid) -> Option<u16> {
         self.by_id.get(&id).copied()
     }
 
-    pub(crate) fn named(&self, name: &str) -> &[u16] {
+    pub(crate) fn indices_by_name(&self, name: &str) -> &[u16] {
         self.by_name.get(name).map_or(&[], Vec::as_slice)
     }
 
-    pub(crate) fn places(&self) -> &[u16] {
+    pub(crate) fn mounted_indices(&self) -> &[u16] {
         &self.mounted
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u16, &Arc<Mounted>)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u16, &Arc<SegmentEntry>)> {
         self.mounted.iter().filter_map(|at| Some((*at, self.get(*at)?)))
     }
 
     /// Bytes in use, as they were rounded, and bytes in all.
-    pub(crate) fn fill(&self) -> (u64, u64) {
+    pub(crate) fn usage(&self) -> (u64, u64) {
         self.iter().fold((0, 0), |(used, size), (_, it)| {
-            (used.saturating_add(it.used()), size.saturating_add(it.info.size))
+            (used.saturating_add(it.used()), size.saturating_add(it.descriptor.size))
         })
     }
 
     /// A place for one more, if there are fewer than 65 535.
-    pub(crate) fn vacancy(&self) -> Option<u16> {
+    pub(crate) fn free_index(&self) -> Option<u16> {
         let at = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
         u16::try_from(at).ok().filter(|at| *at != u16::MAX)
     }
 
     /// The same list with a segment in a place, or without the one that is there.
-    pub(crate) fn with(&self, at: u16, segment: Option<Arc<Mounted>>) -> Self {
+    pub(crate) fn with_segment(&self, at: u16, segment: Option<Arc<SegmentEntry>>) -> Self {
         let mut slots = self.slots.clone();
         if slots.len() <= usize::from(at) {
             slots.resize(usize::from(at) + 1, None);
@@ -220,9 +220,9 @@ impl Segments {
         for (at, segment) in (0..).zip(&new.slots) {
             let Some(segment) = segment else { continue };
             new.mounted.push(at);
-            new.by_id.insert(segment.info.id, at);
-            new.by_name.entry(Arc::clone(&segment.info.name)).or_default().push(at);
-            new.youngest_ms = new.youngest_ms.max(segment.mounted_at_ms);
+            new.by_id.insert(segment.descriptor.id, at);
+            new.by_name.entry(Arc::clone(&segment.descriptor.name)).or_default().push(at);
+            new.newest_mount_ms = new.newest_mount_ms.max(segment.mounted_at_ms);
         }
         new
     }

@@ -2,7 +2,7 @@
 
 /// How space for a new replica is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Placement {
+pub enum PlacementStrategy {
     /// Any segment with room.
     #[default]
     Random,
@@ -14,7 +14,7 @@ pub enum Placement {
 
 /// Whether objects that are read often get more replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DynamicReplication {
+pub enum DynamicReplicationMode {
     /// No.
     #[default]
     Off,
@@ -26,7 +26,7 @@ pub enum DynamicReplication {
 
 /// How objects go between memory and nodes' disks.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct DiskTier {
+pub struct DiskTierOptions {
     /// Whether an object is put on a disk when it would be evicted; else at once when it has been written.
     pub on_evict: bool,
     /// Whether an object is evicted although it is on no disk, when too many wait to be put there.
@@ -45,7 +45,7 @@ pub struct DiskTier {
     pub promotions_per_heartbeat: usize,
 }
 
-impl Default for DiskTier {
+impl Default for DiskTierOptions {
     fn default() -> Self {
         Self {
             on_evict: false,
@@ -62,7 +62,7 @@ impl Default for DiskTier {
 
 /// Settings of a master. All times are milliseconds. Defaults are those of Mooncake's master, where it has the setting.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Settings {
+pub struct MasterCoreOptions {
     /// Changes what is otherwise arbitrary: places of replicas, ids of tasks.
     pub seed: u64,
     /// Parts of the object table that are locked separately.
@@ -88,13 +88,13 @@ pub struct Settings {
     /// After which further silence its replicas are dropped.
     pub client_grace_ms: u64,
     /// How replicas are placed.
-    pub placement: Placement,
+    pub placement: PlacementStrategy,
     /// How long a freshly mounted segment takes until it gets its full share of new objects; 0 for at once.
     pub ramp_ms: u64,
     /// Whether tenants have name spaces and quotas of their own. If not, everything belongs to one tenant.
     pub multi_tenant: bool,
     /// Whether objects that are read often get more replicas.
-    pub dynamic_replication: DynamicReplication,
+    pub dynamic_replication: DynamicReplicationMode,
     /// Reads per second from which on an object is read often.
     pub hot_reads_per_second: f64,
     /// Over how long reads are counted for that.
@@ -102,7 +102,7 @@ pub struct Settings {
     /// Replicas in memory that such an object gets at most.
     pub max_hot_replicas: usize,
     /// How objects go to nodes' disks and back; nothing if they do not.
-    pub disks: Option<DiskTier>,
+    pub disks: Option<DiskTierOptions>,
     /// How many tasks may wait, be worked on and be remembered: each.
     pub max_tasks: usize,
     /// After which time a task that waits or is worked on has failed.
@@ -111,7 +111,7 @@ pub struct Settings {
     pub task_retries: u32,
 }
 
-impl Default for Settings {
+impl Default for MasterCoreOptions {
     fn default() -> Self {
         Self {
             seed: 0,
@@ -126,10 +126,10 @@ impl Default for Settings {
             put_release_ms: 600_000,
             client_ttl_ms: 10_000,
             client_grace_ms: 60_000,
-            placement: Placement::Random,
+            placement: PlacementStrategy::Random,
             ramp_ms: 60_000,
             multi_tenant: false,
-            dynamic_replication: DynamicReplication::Off,
+            dynamic_replication: DynamicReplicationMode::Off,
             hot_reads_per_second: 0.8,
             heat_window_ms: 10_000,
             max_hot_replicas: 2,

@@ -10,13 +10,13 @@ const WIDTH: usize = 4096;
 /// A count-min sketch. It counts too much rather than too little, and forgets: when so many reads were counted as there
 /// are counters, all are halved.
 #[derive(Debug)]
-pub(crate) struct Sketch {
+pub(crate) struct CountMinSketch {
     /// Row by row; none if nothing is to be counted.
     counters: Box<[AtomicU8]>,
     counted: AtomicUsize,
 }
 
-impl Sketch {
+impl CountMinSketch {
     pub(crate) fn new(used: bool) -> Self {
         let counters = if used { ROWS * WIDTH } else { 0 };
         Self { counters: (0..counters).map(|_| AtomicU8::new(0)).collect(), counted: AtomicUsize::new(0) }
@@ -50,7 +50,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "tens of thousands of reads take minutes")]
     fn reads_are_counted_and_forgotten() {
-        let sketch = Sketch::new(true);
+        let sketch = CountMinSketch::new(true);
         assert_eq!([sketch.count(7), sketch.count(7), sketch.count(7), sketch.count(8)], [1, 2, 3, 1]);
         (0..300).for_each(|_| _ = sketch.count(9));
         assert_eq!(sketch.count(9), u8::MAX);

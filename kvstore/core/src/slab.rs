@@ -21,7 +21,7 @@ impl<T: Default> Slab<T> {
     }
 
     /// One more than the highest place ever used since the slab was last empty.
-    pub(crate) fn bound(&self) -> u32 {
+    pub(crate) fn high_water_mark(&self) -> u32 {
         match self.chunks.last() {
             Some(last) => ((self.chunks.len() - 1) << CHUNK_BITS) as u32 + last.len() as u32,
             None => 0,
@@ -35,7 +35,7 @@ impl<T: Default> Slab<T> {
             self[at] = value;
             return at;
         }
-        let at = self.bound();
+        let at = self.high_water_mark();
         match self.chunks.last_mut() {
             Some(last) if last.len() < CHUNK => last.push(value),
             _ => {
@@ -84,10 +84,10 @@ mod tests {
         let places: Vec<u32> = (0..1000_u64).map(|value| slab.insert(value + 1)).collect();
         assert_eq!(places, (0..1000).collect::<Vec<_>>());
         assert_eq!(slab.remove(300), 301);
-        assert_eq!((slab.insert(7), slab[300], slab.bound(), slab.len()), (300, 7, 1000, 1000));
+        assert_eq!((slab.insert(7), slab[300], slab.high_water_mark(), slab.len()), (300, 7, 1000, 1000));
         for at in 0..1000 {
             slab.remove(at);
         }
-        assert_eq!((slab.len(), slab.bound(), slab.chunks.capacity()), (0, 0, 0));
+        assert_eq!((slab.len(), slab.high_water_mark(), slab.chunks.capacity()), (0, 0, 0));
     }
 }

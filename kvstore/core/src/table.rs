@@ -10,7 +10,7 @@ const FIRST: usize = 8;
 
 /// The table. Whoever uses it compares the keys.
 #[derive(Debug, Default)]
-pub(crate) struct Table {
+pub(crate) struct HashIndex {
     slots: Vec<u64>,
     len: usize,
 }
@@ -19,12 +19,12 @@ fn tag_of(slot: u64) -> u32 {
     (slot >> 32) as u32
 }
 
-impl Table {
-    fn home(&self, tag: u32) -> usize {
+impl HashIndex {
+    fn home_slot(&self, tag: u32) -> usize {
         ((u64::from(tag) * self.slots.len() as u64) >> 32) as usize
     }
 
-    fn after(&self, at: usize) -> usize {
+    fn next_slot(&self, at: usize) -> usize {
         if at + 1 == self.slots.len() { 0 } else { at + 1 }
     }
 
@@ -38,12 +38,12 @@ impl Table {
         if self.slots.is_empty() {
             return None;
         }
-        let mut at = self.home(tag);
+        let mut at = self.home_slot(tag);
         loop {
             match self.slots[at] {
                 EMPTY => return None,
                 slot if tag_of(slot) == tag && is_it(slot as u32) => return Some(slot as u32),
-                _ => at = self.after(at),
+                _ => at = self.next_slot(at),
             }
         }
     }
@@ -58,9 +58,9 @@ impl Table {
     }
 
     fn put(&mut self, slot: u64) {
-        let mut at = self.home(tag_of(slot));
+        let mut at = self.home_slot(tag_of(slot));
         while self.slots[at] != EMPTY {
-            at = self.after(at);
+            at = self.next_slot(at);
         }
         self.slots[at] = slot;
     }
@@ -76,33 +76,33 @@ impl Table {
         if self.slots.is_empty() {
             return;
         }
-        let mut hole = self.home(tag);
+        let mut hole = self.home_slot(tag);
         while self.slots[hole] != wanted {
             if self.slots[hole] == EMPTY {
                 return;
             }
-            hole = self.after(hole);
+            hole = self.next_slot(hole);
         }
         self.len -= 1;
         if self.len == 0 {
             self.slots = Vec::new();
             return;
         }
-        self.close(hole);
+        self.close_gap(hole);
     }
 
     /// Moves what follows a hole back, as far as each may go, so that no search ends too early.
-    fn close(&mut self, mut hole: usize) {
+    fn close_gap(&mut self, mut hole: usize) {
         let count = self.slots.len();
-        let mut at = self.after(hole);
+        let mut at = self.next_slot(hole);
         while self.slots[at] != EMPTY {
-            let home = self.home(tag_of(self.slots[at]));
+            let home = self.home_slot(tag_of(self.slots[at]));
             let (from_home, from_hole) = ((at + count - home) % count, (at + count - hole) % count);
             if from_home >= from_hole {
                 self.slots[hole] = self.slots[at];
                 hole = at;
             }
-            at = self.after(at);
+            at = self.next_slot(at);
         }
         self.slots[hole] = EMPTY;
     }
@@ -120,7 +120,7 @@ mod tests {
         /// Few tags, so that they collide and wrap around.
         #[test]
         fn like_a_set(steps in proptest::collection::vec((any::<bool>(), 0..40_u32), 1..if cfg!(miri) { 40 } else { 400 })) {
-            let (mut table, mut model) = (Table::default(), BTreeSet::new());
+            let (mut table, mut model) = (HashIndex::default(), BTreeSet::new());
             let tag = |place: u32| (place / 3).wrapping_mul(0x2500_0000);
             for (add, place) in steps {
                 if add && model.insert(place) {

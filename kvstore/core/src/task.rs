@@ -7,10 +7,10 @@ use std::sync::Arc;
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{TaskAssignment, TaskCompletion, TaskReport, TaskStatus, TaskType, Uuid};
 
-use crate::drain::Jobs;
-use crate::dynamic::Heat;
-use crate::fact::{Effects, Fact, TaskState};
-use crate::master::Master;
+use crate::change::{StateChange, StateChangeSink, TaskState};
+use crate::drain::DrainJobTable;
+use crate::dynamic::HotObjectTracker;
+use crate::master::MasterCore;
 use crate::payload::{copy_payload, move_payload};
 use crate::placement::mix;
 
@@ -20,7 +20,7 @@ const MAX_MESSAGE: usize = 64 << 10;
 
 /// A task.
 #[derive(Clone, Debug)]
-struct Task {
+struct ReplicaTask {
     task_type: TaskType,
     status: TaskStatus,
     payload: String,
@@ -30,9 +30,9 @@ struct Task {
     message: String,
 }
 
-impl Task {
-    fn tell(&self, id: Uuid, fx: &mut dyn Effects) {
-        fx.fact(Fact::Task(TaskState {
+impl ReplicaTask {
+    fn emit_state(&self, id: Uuid, fx: &mut dyn StateChangeSink) {
+        fx.record(StateChange::Task(TaskState {
             id,
             task_type: self.task_type,
             status: self.status,
@@ -47,27 +47,27 @@ impl Task {
 
 /// All tasks, drain jobs and what is read often. Its lock is never held together with another.
 #[derive(Debug)]
-pub(crate) struct Tasks {
-    all: BTreeMap<Uuid, Task>,
-    waiting: BTreeMap<Uuid, VecDeque<Uuid>>,
-    waiting_count: usize,
-    worked_on: usize,
+pub(crate) struct TaskTable {
+    tasks: BTreeMap<Uuid, ReplicaTask>,
+    pending: BTreeMap<Uuid, VecDeque<Uuid>>,
+    pending_count: usize,
+    processing_count: usize,
     finished: VecDeque<Uuid>,
-    pub(crate) jobs: Jobs,
-    pub(crate) heat: Heat,
+    pub(crate) jobs: DrainJobTable,
+    pub(crate) hot_objects: HotObjectTracker,
     entropy: u64,
 }
 
-impl Tasks {
+impl TaskTable {
     pub(crate) fn new(seed: u64) -> Self {
         Self {
-            all: BTreeMap::new(),
-            waiting: BTreeMap::new(),
-            waiting_count: 0,
-            worked_on: 0,
+            tasks: BTreeMap::new(),
+            pending: BTreeMap::new(),
+            pending_count: 0,
+            processing_count: 0,
             finished: VecDeque::new(),
-            jobs: Jobs::default(),
-            heat: Heat::default(),
+            jobs: DrainJobTable::default(),
+            hot_objects: HotObjectTracker::default(),
             entropy: seed,
         }
     }
@@ -84,16 +84,16 @@ impl Tasks {
         (task_type, payload): (TaskType, String),
         client: Uuid,
         limit: usize,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> Result<Uuid, ErrorCode> {
         if payload.len() > MAX_PAYLOAD {
             return Err(ErrorCode::INVALID_PARAMS);
         }
-        if self.waiting_count >= limit {
+        if self.pending_count >= limit {
             return Err(ErrorCode::TASK_PENDING_LIMIT_EXCEEDED);
         }
         let id = self.new_id();
-        let task = Task {
+        let task = ReplicaTask {
             task_type,
             status: TaskStatus::PENDING,
             payload,
@@ -102,10 +102,10 @@ impl Tasks {
             updated_at_ms: now_ms,
             message: String::new(),
         };
-        task.tell(id, fx);
-        self.all.insert(id, task);
-        self.waiting.entry(client).or_default().push_back(id);
-        self.waiting_count += 1;
+        task.emit_state(id, fx);
+        self.tasks.insert(id, task);
+        self.pending.entry(client).or_default().push_back(id);
+        self.pending_count += 1;
         Ok(id)
     }
 
@@ -115,21 +115,21 @@ impl Tasks {
         client: Uuid,
         limit: usize,
         retries: u32,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> Vec<TaskAssignment<String>> {
-        let Some(queue) = self.waiting.get_mut(&client) else { return Vec::new() };
+        let Some(queue) = self.pending.get_mut(&client) else { return Vec::new() };
         let count = limit.min(queue.len());
         let ids: Vec<Uuid> = queue.drain(..count).collect();
         if queue.is_empty() {
-            self.waiting.remove(&client);
+            self.pending.remove(&client);
         }
-        self.waiting_count -= ids.len();
-        self.worked_on += ids.len();
+        self.pending_count -= ids.len();
+        self.processing_count += ids.len();
         let mut fetched = Vec::with_capacity(ids.len());
         for id in ids {
-            let Some(task) = self.all.get_mut(&id) else { continue };
+            let Some(task) = self.tasks.get_mut(&id) else { continue };
             (task.status, task.updated_at_ms) = (TaskStatus::PROCESSING, now_ms);
-            task.tell(id, fx);
+            task.emit_state(id, fx);
             fetched.push(TaskAssignment {
                 id,
                 task_type: task.task_type,
@@ -147,15 +147,15 @@ impl Tasks {
         (now_ms, limit): (u64, usize),
         id: Uuid,
         (status, message): (TaskStatus, &str),
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) {
-        let Some(task) = self.all.get(&id) else { return };
+        let Some(task) = self.tasks.get(&id) else { return };
         if !is_open(task.status) {
             return;
         }
         let message = message.get(..message.floor_char_boundary(MAX_MESSAGE)).unwrap_or_default();
-        let task = Task { status, updated_at_ms: now_ms, message: message.to_owned(), ..task.clone() };
-        task.tell(id, fx);
+        let task = ReplicaTask { status, updated_at_ms: now_ms, message: message.to_owned(), ..task.clone() };
+        task.emit_state(id, fx);
         self.set(id, task, limit);
     }
 
@@ -164,51 +164,51 @@ impl Tasks {
         (now_ms, limit): (u64, usize),
         id: Uuid,
         message: &str,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) {
         self.finish((now_ms, limit), id, (TaskStatus::FAILED, message), fx);
     }
 
     /// Makes a task what it is now: in the queue, worked on, or over.
-    fn set(&mut self, id: Uuid, task: Task, limit: usize) {
-        let (before, client, status) = (self.all.get(&id).map(|it| it.status), task.client, task.status);
-        self.all.insert(id, task);
+    fn set(&mut self, id: Uuid, task: ReplicaTask, limit: usize) {
+        let (before, client, status) = (self.tasks.get(&id).map(|it| it.status), task.client, task.status);
+        self.tasks.insert(id, task);
         if before == Some(status) {
             return;
         }
         match before {
             Some(TaskStatus::PENDING) => {
-                self.waiting_count -= 1;
-                if let Some(queue) = self.waiting.get_mut(&client) {
+                self.pending_count -= 1;
+                if let Some(queue) = self.pending.get_mut(&client) {
                     queue.retain(|it| *it != id);
                     if queue.is_empty() {
-                        self.waiting.remove(&client);
+                        self.pending.remove(&client);
                     }
                 }
             }
-            Some(TaskStatus::PROCESSING) => self.worked_on -= 1,
+            Some(TaskStatus::PROCESSING) => self.processing_count -= 1,
             // One that was told again from its beginning.
             Some(_) => self.finished.retain(|it| *it != id),
             None => {}
         }
         match status {
             TaskStatus::PENDING => {
-                self.waiting.entry(client).or_default().push_back(id);
-                self.waiting_count += 1;
+                self.pending.entry(client).or_default().push_back(id);
+                self.pending_count += 1;
             }
-            TaskStatus::PROCESSING => self.worked_on += 1,
+            TaskStatus::PROCESSING => self.processing_count += 1,
             _ => self.finished.push_back(id),
         }
         while self.finished.len() > limit {
             if let Some(oldest) = self.finished.pop_front() {
-                self.all.remove(&oldest);
+                self.tasks.remove(&oldest);
             }
         }
     }
 
     /// Makes a task what a fact says.
     pub(crate) fn restore(&mut self, state: &TaskState<'_>, limit: usize) {
-        let task = Task {
+        let task = ReplicaTask {
             task_type: state.task_type,
             status: state.status,
             payload: state.payload.to_string(),
@@ -221,28 +221,34 @@ impl Tasks {
     }
 
     /// Tells all tasks: those that are over and those that wait in their order.
-    pub(crate) fn tell(&self, fx: &mut dyn Effects) {
+    pub(crate) fn emit_state(&self, fx: &mut dyn StateChangeSink) {
         let is_worked_on = |it: &&Uuid| self.status(**it) == Some(TaskStatus::PROCESSING);
-        let worked_on = self.all.keys().filter(is_worked_on);
-        for id in self.finished.iter().chain(self.waiting.values().flatten()).chain(worked_on) {
-            if let Some(task) = self.all.get(id) {
-                task.tell(*id, fx);
+        let worked_on = self.tasks.keys().filter(is_worked_on);
+        for id in self.finished.iter().chain(self.pending.values().flatten()).chain(worked_on) {
+            if let Some(task) = self.tasks.get(id) {
+                task.emit_state(*id, fx);
             }
         }
     }
 
     /// How far a task is; nothing if it is forgotten.
     pub(crate) fn status(&self, id: Uuid) -> Option<TaskStatus> {
-        self.all.get(&id).map(|task| task.status)
+        self.tasks.get(&id).map(|task| task.status)
     }
 
     /// Fails what has waited or been worked on for too long.
-    pub(crate) fn expire(&mut self, now_ms: u64, timeout_ms: u64, limit: usize, fx: &mut dyn Effects) {
-        if self.waiting_count + self.worked_on == 0 {
+    pub(crate) fn expire(
+        &mut self,
+        now_ms: u64,
+        timeout_ms: u64,
+        limit: usize,
+        fx: &mut dyn StateChangeSink,
+    ) {
+        if self.pending_count + self.processing_count == 0 {
             return;
         }
-        let is_late = |task: &Task| task.updated_at_ms.saturating_add(timeout_ms) <= now_ms;
-        let late = self.all.iter().filter(|(_, it)| is_open(it.status) && is_late(it));
+        let is_late = |task: &ReplicaTask| task.updated_at_ms.saturating_add(timeout_ms) <= now_ms;
+        let late = self.tasks.iter().filter(|(_, it)| is_open(it.status) && is_late(it));
         let late: Vec<Uuid> = late.map(|(id, _)| *id).collect();
         for id in late {
             self.cancel((now_ms, limit), id, "not done in time", fx);
@@ -255,14 +261,14 @@ fn is_open(status: TaskStatus) -> bool {
 }
 
 /// A replica that can be read: its segment's name and whose that is.
-pub(crate) struct Source {
+pub(crate) struct TransferSource {
     pub(crate) name: String,
     pub(crate) client: Uuid,
     /// The names of all segments that have a replica.
     pub(crate) holders: Vec<Arc<str>>,
 }
 
-impl Master {
+impl MasterCore {
     /// Asks a node that has an object to copy it to the named segments.
     ///
     /// # Errors
@@ -274,7 +280,7 @@ impl Master {
         tenant: &str,
         key: &str,
         targets: &[S],
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> Result<Uuid, ErrorCode> {
         let targets: Vec<&str> = targets.iter().map(AsRef::as_ref).collect();
         if targets.is_empty() {
@@ -297,7 +303,7 @@ impl Master {
         key: &str,
         source: &str,
         target: &str,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> Result<Uuid, ErrorCode> {
         self.source_of(tenant, key, None)?;
         if source == target {
@@ -312,13 +318,18 @@ impl Master {
     /// Whether all of these segments are mounted; if not, `error`.
     pub(crate) fn check_segments(&self, names: &[&str], error: ErrorCode) -> Result<(), ErrorCode> {
         let segments = self.segments.load();
-        let all_known = names.iter().all(|name| !segments.named(name).is_empty());
+        let all_known = names.iter().all(|name| !segments.indices_by_name(name).is_empty());
         if all_known { Ok(()) } else { Err(error) }
     }
 
     /// A replica of an object that can be read, on the named segment if one is named.
-    pub(crate) fn source_of(&self, tenant: &str, key: &str, on: Option<&str>) -> Result<Source, ErrorCode> {
-        let spot = self.spot_of(tenant, key)?;
+    pub(crate) fn source_of(
+        &self,
+        tenant: &str,
+        key: &str,
+        on: Option<&str>,
+    ) -> Result<TransferSource, ErrorCode> {
+        let spot = self.locate_reader_key(tenant, key)?;
         let shard = self.lock(spot.shard);
         let at = shard.lookup(spot, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         let entry = &shard.entries[at];
@@ -328,10 +339,10 @@ impl Master {
         let readable = entry.replicas().filter(|it| shard.can_be_read(it));
         let mut mounted = readable.filter_map(|it| shard.segments.get(it.segment));
         let fits = |name: &str| on.is_none_or(|on| on == name);
-        let found = mounted.find(|it| fits(&it.info.name)).ok_or(ErrorCode::REPLICA_NOT_FOUND)?;
+        let found = mounted.find(|it| fits(&it.descriptor.name)).ok_or(ErrorCode::REPLICA_NOT_FOUND)?;
         let mounted = entry.replicas().filter_map(|it| shard.segments.get(it.segment));
-        let holders = mounted.map(|it| Arc::clone(&it.info.name)).collect();
-        Ok(Source { name: found.info.name.to_string(), client: found.client, holders })
+        let holders = mounted.map(|it| Arc::clone(&it.descriptor.name)).collect();
+        Ok(TransferSource { name: found.descriptor.name.to_string(), client: found.client, holders })
     }
 
     /// The next tasks for a client, at most so many.
@@ -340,10 +351,10 @@ impl Master {
         now_ms: u64,
         client: Uuid,
         limit: u64,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> Vec<TaskAssignment<String>> {
         let mut tasks = self.tasks.lock();
-        let free = self.settings.max_tasks.saturating_sub(tasks.worked_on);
+        let free = self.settings.max_tasks.saturating_sub(tasks.processing_count);
         let limit = usize::try_from(limit).unwrap_or(usize::MAX).min(free);
         tasks.fetch(now_ms, client, limit, self.settings.task_retries, fx)
     }
@@ -354,7 +365,7 @@ impl Master {
     /// `TASK_NOT_FOUND`, also for one that ended long ago.
     pub fn query_task(&self, id: Uuid) -> Result<TaskReport<String>, ErrorCode> {
         let tasks = self.tasks.lock();
-        let task = tasks.all.get(&id).ok_or(ErrorCode::TASK_NOT_FOUND)?;
+        let task = tasks.tasks.get(&id).ok_or(ErrorCode::TASK_NOT_FOUND)?;
         Ok(TaskReport {
             id,
             task_type: task.task_type,
@@ -375,13 +386,13 @@ impl Master {
         now_ms: u64,
         client: Uuid,
         completion: &TaskCompletion<S>,
-        fx: &mut dyn Effects,
+        fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
         if !matches!(completion.status, TaskStatus::FAILED | TaskStatus::SUCCESS) {
             return Err(ErrorCode::INVALID_PARAMS);
         }
         let mut tasks = self.tasks.lock();
-        let task = tasks.all.get(&completion.id).ok_or(ErrorCode::TASK_NOT_FOUND)?;
+        let task = tasks.tasks.get(&completion.id).ok_or(ErrorCode::TASK_NOT_FOUND)?;
         if task.client != client {
             return Err(ErrorCode::ILLEGAL_CLIENT);
         }

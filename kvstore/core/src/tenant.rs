@@ -16,7 +16,7 @@ const MAX_TENANTS: usize = u16::MAX as usize;
 
 /// A tenant. It stays in the list for good: its place is in the entries.
 #[derive(Debug)]
-pub(crate) struct Tenant {
+pub(crate) struct TenantEntry {
     pub(crate) name: Arc<str>,
     /// Bytes that were asked for.
     requested: AtomicU64,
@@ -27,7 +27,7 @@ pub(crate) struct Tenant {
     has_policy: AtomicBool,
 }
 
-impl Tenant {
+impl TenantEntry {
     fn new(name: &str) -> Self {
         Self {
             name: name.into(),
@@ -72,15 +72,15 @@ impl Tenant {
 
 /// All tenants. The first is the one that everything belongs to while tenants are off.
 #[derive(Debug)]
-pub(crate) struct Tenants {
-    list: ArcSwap<Vec<Arc<Tenant>>>,
+pub(crate) struct TenantTable {
+    list: ArcSwap<Vec<Arc<TenantEntry>>>,
     changes: Mutex<()>,
     enabled: bool,
 }
 
-impl Tenants {
+impl TenantTable {
     pub(crate) fn new(enabled: bool) -> Self {
-        let first = Arc::new(Tenant::new(DEFAULT_TENANT));
+        let first = Arc::new(TenantEntry::new(DEFAULT_TENANT));
         Self { list: ArcSwap::from_pointee(vec![first]), changes: Mutex::new(()), enabled }
     }
 
@@ -89,7 +89,7 @@ impl Tenants {
     }
 
     /// The place of a tenant that may own something; nothing for one that never did.
-    pub(crate) fn place(&self, name: &str) -> Option<u16> {
+    pub(crate) fn index_of(&self, name: &str) -> Option<u16> {
         if !self.enabled {
             return Some(0);
         }
@@ -98,13 +98,13 @@ impl Tenants {
     }
 
     /// The place of a tenant that wants to write.
-    pub(crate) fn admit(&self, name: &str) -> Result<u16, ErrorCode> {
-        let at = self.place(name).ok_or(ErrorCode::TENANT_NOT_REGISTERED)?;
+    pub(crate) fn index_for_writer(&self, name: &str) -> Result<u16, ErrorCode> {
+        let at = self.index_of(name).ok_or(ErrorCode::TENANT_NOT_REGISTERED)?;
         let may = !self.enabled || self.get(at).is_some_and(|it| it.has_policy());
         if may { Ok(at) } else { Err(ErrorCode::TENANT_NOT_REGISTERED) }
     }
 
-    pub(crate) fn get(&self, at: u16) -> Option<Arc<Tenant>> {
+    pub(crate) fn get(&self, at: u16) -> Option<Arc<TenantEntry>> {
         self.list.load().get(usize::from(at)).cloned()
     }
 
@@ -129,14 +129,14 @@ impl Tenants {
     /// The place of a tenant, which is made if it is new.
     pub(crate) fn register(&self, name: &str) -> Result<u16, ErrorCode> {
         let _changing = self.changes.lock();
-        if let Some(at) = self.place(name) {
+        if let Some(at) = self.index_of(name) {
             return Ok(at);
         }
         let mut list = Vec::clone(&self.list.load());
         if list.len() >= MAX_TENANTS {
             return Err(ErrorCode::INVALID_PARAMS);
         }
-        list.push(Arc::new(Tenant::new(name)));
+        list.push(Arc::new(TenantEntry::new(name)));
         let at = list.len() - 1;
         self.list.store(Arc::new(list));
         u16::try_from(at).map_err(|_| ErrorCode::INVALID_PARAMS)
@@ -171,7 +171,7 @@ impl Tenants {
         Ok(())
     }
 
-    fn with_policy(&self, name: &str) -> Option<Arc<Tenant>> {
+    fn with_policy(&self, name: &str) -> Option<Arc<TenantEntry>> {
         self.list.load().iter().find(|it| *it.name == *name && it.has_policy()).cloned()
     }
 

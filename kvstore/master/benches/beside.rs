@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use mooncake_wire::Dialect;
-use mooncake_wire::frame::{self, Parsed, ResponseHeader};
+use mooncake_wire::frame::{self, FrameParseResult, ResponseHeader};
 use mooncake_wire::rpc::{
     BatchExistKey, BatchPutEnd, BatchPutEndArguments, BatchPutStart, BatchPutStartArguments, ExistKey,
     KeyArguments, KeysArguments, MountArguments, MountSegment, PutEnd, PutEndArguments, PutStart,
@@ -26,7 +26,7 @@ const CLIENT: Uuid = Uuid { first: 1, second: 2 };
 const KEYS: usize = 100_000;
 const ROUNDS: usize = 7;
 /// How long one case runs on one master at a time.
-const TURN: Duration = Duration::from_millis(700);
+const CASE_DURATION: Duration = Duration::from_millis(700);
 const FLAGS: [&str; 4] = [
     "--rpc_address=127.0.0.1",
     "--client_ttl=100000",
@@ -46,7 +46,7 @@ fn main() {
 /// This master, in a process of its own.
 fn serve(flags: &[String]) {
     let asked = moongate_master::flags::read(flags.iter().map(Into::into), |_| None).unwrap();
-    let moongate_master::flags::Asked::Serve(options) = asked else { return };
+    let moongate_master::flags::MasterInvocation::Serve(options) = asked else { return };
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap().block_on(
         async {
             let supervisor = Supervisor::new();
@@ -56,20 +56,20 @@ fn serve(flags: &[String]) {
     );
 }
 
-struct Server {
+struct BenchMaster {
     name: &'static str,
     process: Child,
     port: u16,
 }
 
-impl Drop for Server {
+impl Drop for BenchMaster {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-impl Server {
+impl BenchMaster {
     fn start(name: &'static str, program: &str, serve: &[&str], port: u16) -> Self {
         let mut command = Command::new("taskset");
         command.args(["-c", "0", program]).args(serve).args(FLAGS);
@@ -94,10 +94,15 @@ impl Server {
         tasks.filter_map(|task| run(task.ok()?)).sum()
     }
 
-    fn connect(&self) -> Caller {
+    fn connect(&self) -> BenchRpcClient {
         let stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
         stream.set_nodelay(true).unwrap();
-        Caller { stream, input: BytesMut::new(), request: BytesMut::new(), piece: vec![0; 1 << 16].into() }
+        BenchRpcClient {
+            stream,
+            input: BytesMut::new(),
+            request: BytesMut::new(),
+            piece: vec![0; 1 << 16].into(),
+        }
     }
 
     fn fill(&self) {
@@ -139,20 +144,21 @@ fn key(number: usize) -> String {
     format!("{hash}_0_k")
 }
 
-struct Caller {
+struct BenchRpcClient {
     stream: TcpStream,
     input: BytesMut,
     request: BytesMut,
     piece: Box<[u8]>,
 }
 
-impl Caller {
+impl BenchRpcClient {
     fn call(&mut self, encode: impl FnOnce(&mut BytesMut)) {
         self.request.clear();
         encode(&mut self.request);
         self.stream.write_all(&self.request).unwrap();
         loop {
-            if let Parsed::Frame(response) = frame::take::<ResponseHeader>(&mut self.input, 1 << 30).unwrap()
+            if let FrameParseResult::Frame(response) =
+                frame::take::<ResponseHeader>(&mut self.input, 1 << 30).unwrap()
             {
                 assert_eq!(response.header.error, 0);
                 return;
@@ -165,24 +171,24 @@ impl Caller {
 }
 
 #[derive(Clone, Copy)]
-enum Case {
+enum RpcBenchCase {
     Exist,
     BatchExist(usize),
     Put,
 }
 
 /// Calls for a while; returns how long each took, in nanoseconds.
-fn load(caller: &mut Caller, case: Case, keys: &[String], fresh: &str) -> Vec<u64> {
+fn load(caller: &mut BenchRpcClient, case: RpcBenchCase, keys: &[String], fresh: &str) -> Vec<u64> {
     let (began, mut times, mut turn) = (Instant::now(), Vec::new(), 0);
-    while began.elapsed() < TURN {
+    while began.elapsed() < CASE_DURATION {
         let start = Instant::now();
         let key = keys[turn * 7919 % keys.len()].as_str();
         match case {
-            Case::Exist => {
+            RpcBenchCase::Exist => {
                 let asked = KeyArguments { key, tenant: DEFAULT_TENANT };
                 caller.call(|out| encode_request::<ExistKey, &str>(1, Dialect::NEWEST, &asked, out).unwrap());
             }
-            Case::BatchExist(size) => {
+            RpcBenchCase::BatchExist(size) => {
                 let first = turn * size % (keys.len() - size);
                 let keys = keys[first..first + size].iter().map(String::as_str).collect();
                 let asked = KeysArguments { keys, tenant: DEFAULT_TENANT };
@@ -190,7 +196,7 @@ fn load(caller: &mut Caller, case: Case, keys: &[String], fresh: &str) -> Vec<u6
                     encode_request::<BatchExistKey, &str>(1, Dialect::NEWEST, &asked, out).unwrap();
                 });
             }
-            Case::Put => {
+            RpcBenchCase::Put => {
                 let (name, tenant) = (format!("{fresh}{turn:08}{}", &key[..48]), DEFAULT_TENANT);
                 let (config, key) = (ReplicateConfig::default(), name.as_str());
                 let put = PutStartArguments { client_id: CLIENT, key, size: 1024, config, tenant };
@@ -209,7 +215,7 @@ fn load(caller: &mut Caller, case: Case, keys: &[String], fresh: &str) -> Vec<u6
 
 /// What one turn showed.
 #[derive(Clone, Copy, Default)]
-struct Seen {
+struct RpcBenchResult {
     /// The master's processor time per call.
     cpu_us: f64,
     per_second: f64,
@@ -217,7 +223,13 @@ struct Seen {
     p99_us: f64,
 }
 
-fn turn(server: &Server, case: Case, connections: usize, keys: &[String], round: usize) -> Seen {
+fn run_case(
+    server: &BenchMaster,
+    case: RpcBenchCase,
+    connections: usize,
+    keys: &[String],
+    round: usize,
+) -> RpcBenchResult {
     let before = server.processor_ns();
     let mut times: Vec<u64> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..connections)
@@ -231,10 +243,15 @@ fn turn(server: &Server, case: Case, connections: usize, keys: &[String], round:
     let cpu_us = (server.processor_ns() - before) as f64 / 1000.0 / times.len() as f64;
     times.sort_unstable();
     let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize] as f64 / 1000.0;
-    Seen { cpu_us, per_second: times.len() as f64 / TURN.as_secs_f64(), median_us: at(0.5), p99_us: at(0.99) }
+    RpcBenchResult {
+        cpu_us,
+        per_second: times.len() as f64 / CASE_DURATION.as_secs_f64(),
+        median_us: at(0.5),
+        p99_us: at(0.99),
+    }
 }
 
-fn median(seen: &[Seen], of: fn(&Seen) -> f64) -> f64 {
+fn median(seen: &[RpcBenchResult], of: fn(&RpcBenchResult) -> f64) -> f64 {
     let mut values: Vec<f64> = seen.iter().map(of).collect();
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
@@ -252,20 +269,20 @@ fn compare(mooncake: &str, rest: &[String]) {
     let own = std::env::current_exe().unwrap();
     let serve: Vec<&str> = std::iter::once("--serve").chain(flags.iter().map(|flag| flag.as_str())).collect();
     let servers = [
-        Server::start("moongate", own.to_str().unwrap(), &serve, 46_151),
-        Server::start("mooncake", mooncake, &[], 46_161),
+        BenchMaster::start("moongate", own.to_str().unwrap(), &serve, 46_151),
+        BenchMaster::start("mooncake", mooncake, &[], 46_161),
     ];
     let keys: Vec<String> = (0..KEYS).map(key).collect();
     println!(
         "| case | cores | master | calls/s | p50 us | p99 us | master's CPU us |\n|---|---|---|---|---|---|---|"
     );
     for (name, case, connections) in [
-        ("ExistKey, 1 connection", Case::Exist, 1),
-        ("ExistKey, 4 connections", Case::Exist, 4),
-        ("BatchExistKey x64", Case::BatchExist(64), 1),
-        ("BatchExistKey x512", Case::BatchExist(512), 1),
-        ("PutStart + PutEnd, 1 connection", Case::Put, 1),
-        ("PutStart + PutEnd, 4 connections", Case::Put, 4),
+        ("ExistKey, 1 connection", RpcBenchCase::Exist, 1),
+        ("ExistKey, 4 connections", RpcBenchCase::Exist, 4),
+        ("BatchExistKey x64", RpcBenchCase::BatchExist(64), 1),
+        ("BatchExistKey x512", RpcBenchCase::BatchExist(512), 1),
+        ("PutStart + PutEnd, 1 connection", RpcBenchCase::Put, 1),
+        ("PutStart + PutEnd, 4 connections", RpcBenchCase::Put, 4),
     ] {
         if !asked.iter().all(|part| name.contains(part.as_str())) {
             continue;
@@ -275,7 +292,7 @@ fn compare(mooncake: &str, rest: &[String]) {
             let mut seen = [const { Vec::new() }; 2];
             for round in 0..ROUNDS {
                 for (server, seen) in servers.iter().zip(&mut seen) {
-                    seen.push(turn(server, case, connections, &keys, 10 * round + core));
+                    seen.push(run_case(server, case, connections, &keys, 10 * round + core));
                 }
             }
             let cores = if core == 0 { "same" } else { "two" };

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
-use moongate_kvcore::{Master, Settings};
-use moongate_master::Beside;
-use moongate_master::durable::{Durable, Keeper, Pace};
-use moongate_master::journal::Recorder;
-use moongate_oplog::Options;
+use moongate_kvcore::{MasterCore, MasterCoreOptions};
+use moongate_master::AuxState;
+use moongate_master::durable::{DurableJournal, PersistenceSchedule, StatePersister};
+use moongate_master::journal::FactRecorder;
+use moongate_oplog::OplogOptions;
 
 /// The allocator of the real server.
 #[global_allocator]
@@ -41,13 +41,13 @@ fn main() {
     reopen("restart from the snapshot", &folder);
 }
 
-fn open(folder: &Path) -> (Durable, Master, moongate_master::durable::Restored) {
+fn open(folder: &Path) -> (DurableJournal, MasterCore, moongate_master::durable::RestoreReport) {
     let (durable, state, restored) =
-        Durable::open(folder, Options::default(), &Settings::default(), 1000).unwrap();
+        DurableJournal::open(folder, OplogOptions::default(), &MasterCoreOptions::default(), 1000).unwrap();
     (durable, *state.master, restored)
 }
 
-fn reopen(what: &str, folder: &Path) -> (Durable, Master) {
+fn reopen(what: &str, folder: &Path) -> (DurableJournal, MasterCore) {
     let begun = Instant::now();
     let (durable, master, restored) = open(folder);
     println!("{what}: {:.2} s ({restored})", begun.elapsed().as_secs_f64());
@@ -59,8 +59,8 @@ fn key(number: u64) -> String {
     format!("{spread:016x}{number:016x}{spread:016x}{number:016x}_0_k")
 }
 
-fn fill(durable: &Arc<Durable>, master: &Master, keys: u64) {
-    let mut recorder = Recorder::new(durable.clone());
+fn fill(durable: &Arc<DurableJournal>, master: &MasterCore, keys: u64) {
+    let mut recorder = FactRecorder::new(durable.clone());
     for number in 0..4 {
         let segment = Segment {
             id: Uuid { first: number, second: 1 },
@@ -87,7 +87,7 @@ fn fill(durable: &Arc<Durable>, master: &Master, keys: u64) {
 }
 
 /// How long reads take at most while a snapshot is written.
-fn snapshot(durable: &Durable, master: &Master, keys: u64) {
+fn snapshot(durable: &DurableJournal, master: &MasterCore, keys: u64) {
     let done = AtomicBool::new(false);
     let (longest, reads, took) = std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
@@ -116,7 +116,10 @@ fn snapshot(durable: &Durable, master: &Master, keys: u64) {
             (longest, reads)
         });
         let begun = Instant::now();
-        let facts = Keeper::new(durable, master, &Beside::default(), Pace::default()).snapshot().unwrap();
+        let facts =
+            StatePersister::new(durable, master, &AuxState::default(), PersistenceSchedule::default())
+                .snapshot()
+                .unwrap();
         let took = begun.elapsed();
         done.store(true, Relaxed);
         let (longest, reads) = reader.join().unwrap();

@@ -8,27 +8,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytes::BytesMut;
-use mooncake_wire::capability::grants::{self, IssuedGrant};
-use mooncake_wire::capability::{Fingerprint, Grant, Rights, SegmentKey};
+use mooncake_wire::capability::grants::{self, IssuedCapability};
+use mooncake_wire::capability::{AccessGrant, AccessRights, CertificateFingerprint, SegmentKey};
 use mooncake_wire::types::{BufferDescriptor, Uuid};
-use moongate_runtime::LogInterval;
+use moongate_runtime::LogRateLimiter;
 use parking_lot::RwLock;
 
 /// After which silence of its node a key is dropped.
 const KEY_TTL_MS: u64 = 60_000;
 /// Keys of one node at most: as many as a node has segments.
-const MOST_SEGMENTS: usize = 256;
+const MAX_SEGMENTS_PER_NODE: usize = 256;
 /// Nodes at most.
-const MOST_NODES: usize = 65_536;
+const MAX_NODES: usize = 65_536;
 
 /// The keys of segments, and how often they were used.
 #[derive(Debug, Default)]
-pub(crate) struct Capabilities {
+pub(crate) struct CapabilityIssuer {
     nodes: RwLock<HashMap<Arc<str>, Vec<KeyedSegment>>>,
     issued: AtomicU64,
     without_key: AtomicU64,
     unauthenticated: AtomicU64,
-    warnings: LogInterval,
+    warnings: LogRateLimiter,
 }
 
 /// A segment with its key.
@@ -46,9 +46,9 @@ pub(crate) struct KeyedSegment {
 
 /// For whom a capability is issued, and for how long.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Holder {
-    pub(crate) certificate: Fingerprint,
-    pub(crate) rights: Rights,
+pub(crate) struct CapabilityClaims {
+    pub(crate) certificate: CertificateFingerprint,
+    pub(crate) rights: AccessRights,
     pub(crate) lifetime_ms: u64,
 }
 
@@ -67,20 +67,20 @@ impl KeyedSegment {
     }
 }
 
-impl Capabilities {
+impl CapabilityIssuer {
     /// Keeps the key of a segment of the node at `endpoint`. Returns whether there is space for it.
     pub(crate) fn register(&self, endpoint: Arc<str>, segment: KeyedSegment) -> bool {
         let now_ms = segment.received_ms;
         let mut nodes = self.nodes.write();
-        if nodes.len() >= MOST_NODES && !nodes.contains_key(&endpoint) {
+        if nodes.len() >= MAX_NODES && !nodes.contains_key(&endpoint) {
             nodes.retain(|_, segments| segments.iter().any(|segment| segment.is_current(now_ms)));
-            if nodes.len() >= MOST_NODES {
+            if nodes.len() >= MAX_NODES {
                 return false;
             }
         }
         let segments = nodes.entry(endpoint).or_default();
         segments.retain(|other| other.is_current(now_ms) && !other.overlaps(&segment));
-        if segments.len() >= MOST_SEGMENTS {
+        if segments.len() >= MAX_SEGMENTS_PER_NODE {
             return false;
         }
         segments.push(segment);
@@ -91,7 +91,7 @@ impl Capabilities {
     pub(crate) fn issue(
         &self,
         now_ms: u64,
-        holder: Holder,
+        holder: CapabilityClaims,
         buffer: &BufferDescriptor<Arc<str>>,
         attachment: &mut BytesMut,
     ) {
@@ -106,7 +106,7 @@ impl Capabilities {
             return;
         };
         let node_now_ms = segment.clock_ms.saturating_add(now_ms.saturating_sub(segment.received_ms));
-        let grant = Grant {
+        let grant = AccessGrant {
             rights: holder.rights,
             start: buffer.address,
             size: buffer.size,
@@ -114,7 +114,7 @@ impl Capabilities {
         };
         let capability = segment.key.sign(segment.id, grant, &holder.certificate);
         let lifetime_ms = u32::try_from(holder.lifetime_ms).unwrap_or(u32::MAX);
-        grants::append(attachment, &IssuedGrant { endpoint: &buffer.endpoint, lifetime_ms, capability });
+        grants::append(attachment, &IssuedCapability { endpoint: &buffer.endpoint, lifetime_ms, capability });
         self.issued.fetch_add(1, Relaxed);
     }
 
@@ -132,12 +132,13 @@ impl Capabilities {
 
 #[cfg(test)]
 mod tests {
-    use mooncake_wire::capability::{Refusal, Transfer};
+    use mooncake_wire::capability::{CapabilityError, RequestedAccess};
 
     use super::*;
 
     const ID: Uuid = Uuid { first: 1, second: 2 };
-    const HOLDER: Holder = Holder { certificate: [9; 32], rights: Rights::Read, lifetime_ms: 5000 };
+    const HOLDER: CapabilityClaims =
+        CapabilityClaims { certificate: [9; 32], rights: AccessRights::Read, lifetime_ms: 5000 };
 
     fn segment(base: u64, key: u8, received_ms: u64) -> KeyedSegment {
         let key = SegmentKey::new([key; 32]);
@@ -148,7 +149,7 @@ mod tests {
         BufferDescriptor { size: 100, address, protocol: "tcp".into(), endpoint: "n:1".into() }
     }
 
-    fn issued(capabilities: &Capabilities, now_ms: u64, address: u64) -> BytesMut {
+    fn issued(capabilities: &CapabilityIssuer, now_ms: u64, address: u64) -> BytesMut {
         let mut attachment = BytesMut::new();
         capabilities.issue(now_ms, HOLDER, &buffer(address), &mut attachment);
         attachment
@@ -156,23 +157,23 @@ mod tests {
 
     #[test]
     fn expiry_is_in_the_clock_of_the_node() {
-        let capabilities = Capabilities::default();
+        let capabilities = CapabilityIssuer::default();
         assert!(capabilities.register("n:1".into(), segment(4096, 1, 1_000_000)));
         let attachment = issued(&capabilities, 1_000_010, 4096);
         let grant = grants::read(&attachment).next().unwrap();
         assert_eq!((grant.endpoint, grant.lifetime_ms), ("n:1", 5000));
         let check = |now_ms| {
-            let transfer = Transfer { rights: Rights::Read, start: 4096, size: 100, now_ms };
+            let transfer = RequestedAccess { rights: AccessRights::Read, start: 4096, size: 100, now_ms };
             SegmentKey::new([1; 32]).check(ID, &grant.capability, &[9; 32], transfer)
         };
-        assert_eq!((check(5079), check(5080)), (Ok(()), Err(Refusal::Expired)));
+        assert_eq!((check(5079), check(5080)), (Ok(()), Err(CapabilityError::Expired)));
         assert!(issued(&capabilities, 1_000_010, 4997).is_empty(), "beyond the segment");
         assert_eq!(capabilities.counts(), [1, 1, 0]);
     }
 
     #[test]
     fn a_new_key_replaces_the_one_before_and_an_old_one_is_not_used() {
-        let capabilities = Capabilities::default();
+        let capabilities = CapabilityIssuer::default();
         assert!(capabilities.register("n:1".into(), segment(4096, 1, 0)));
         assert!(capabilities.register("n:1".into(), segment(4096, 2, 0)));
         assert_eq!(capabilities.nodes.read()["n:1"].len(), 1);
@@ -183,8 +184,8 @@ mod tests {
 
     #[test]
     fn keys_are_bounded() {
-        let capabilities = Capabilities::default();
-        for at in 0..MOST_SEGMENTS as u64 {
+        let capabilities = CapabilityIssuer::default();
+        for at in 0..MAX_SEGMENTS_PER_NODE as u64 {
             assert!(capabilities.register("n:1".into(), segment(at * 1000, 1, 0)));
         }
         assert!(!capabilities.register("n:1".into(), segment(1 << 40, 1, 0)));

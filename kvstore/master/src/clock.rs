@@ -4,12 +4,12 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Milliseconds of Unix time that never go back: the wall clock is read once, then a monotonic one counts.
 #[derive(Clone, Copy, Debug)]
-pub struct Clock {
+pub struct MonotonicUnixClock {
     started: Instant,
     started_ms: u64,
 }
 
-impl Clock {
+impl MonotonicUnixClock {
     /// A clock that shows the time of now.
     pub fn start() -> Self {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn counts_from_the_wall_clock() {
-        let clock = Clock::start();
+        let clock = MonotonicUnixClock::start();
         assert!(clock.now_ms() > 1_700_000_000_000);
         let later = clock.started + Duration::from_millis(1500);
         assert_eq!(clock.at_ms(later) - clock.started_ms, 1500);

@@ -4,49 +4,52 @@ use std::sync::Arc;
 
 use moongate_runtime::Supervisor;
 
-use crate::faces::{EventsFace, FaceAddresses, FaceError, Faces, FacesOptions, MetadataFace, MetadataPlace};
-use crate::flags::{EventOptions, MasterOptions, MetadataOptions};
+use crate::aux_services::{
+    AuxServiceAddresses, AuxServiceError, AuxServices, AuxServicesOptions, KvEventServiceOptions,
+    MetadataLocation, MetadataServiceOptions,
+};
+use crate::flags::{KvEventFlags, MasterOptions, MetadataFlags};
 use crate::journal::MemoryJournal;
-use crate::kept::{KeepError, Kept};
-use crate::rpc::{self, Rpc, RpcError};
-use crate::server::{HaState, Server, Standing};
+use crate::persistence::{PersistenceError, StatePersistence};
+use crate::rpc::{self, RpcServer, RpcServerError};
+use crate::server::{HaState, LeadershipStatus, MasterServer};
 use crate::{summary, ticker};
 
 /// Events that may wait to be published if nothing is said: some 200 MB.
-const MOST_EVENTS: usize = 1 << 20;
+const DEFAULT_EVENT_QUEUE: usize = 1 << 20;
 
 /// A master that serves.
 #[derive(Debug)]
 pub struct RunningMaster {
-    server: Arc<Server>,
-    rpc: Rpc,
-    faces: FaceAddresses,
-    kept: Option<Kept>,
+    server: Arc<MasterServer>,
+    rpc: RpcServer,
+    services: AuxServiceAddresses,
+    persistence: Option<StatePersistence>,
 }
 
 /// A master cannot be started.
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
+pub enum MasterStartError {
     /// RPCs cannot be served.
     #[error(transparent)]
-    Rpc(#[from] RpcError),
+    Rpc(#[from] RpcServerError),
     /// Something else cannot be served.
     #[error(transparent)]
-    Face(#[from] FaceError),
+    Service(#[from] AuxServiceError),
     /// Its state cannot be kept.
     #[error(transparent)]
-    Keep(#[from] KeepError),
+    Persistence(#[from] PersistenceError),
 }
 
 /// Where the rest is served.
-pub(crate) fn faces(
+pub(crate) fn service_options(
     admin: std::net::SocketAddr,
-    metadata: Option<MetadataOptions>,
-    events: Option<EventOptions>,
-) -> FacesOptions {
+    metadata: Option<MetadataFlags>,
+    events: Option<KvEventFlags>,
+) -> AuxServicesOptions {
     let metadata = metadata.map(|it| {
-        let place = it.folder.map_or(MetadataPlace::Memory, MetadataPlace::Folder);
-        MetadataFace { address: it.address, place, cleanup: it.cleanup }
+        let place = it.folder.map_or(MetadataLocation::Memory, MetadataLocation::Folder);
+        MetadataServiceOptions { address: it.address, location: place, cleanup: it.cleanup }
     });
     let events = events.and_then(|it| {
         if it.bind.is_empty() {
@@ -58,21 +61,32 @@ pub(crate) fn faces(
         if !it.legacy || !it.keys {
             tracing::warn!("KV events have all members: --nokv_events_emit_… changes nothing");
         }
-        let queue = it.queue.unwrap_or(MOST_EVENTS);
-        Some(EventsFace { bind: it.bind, replay: it.replay, backend: it.backend_id, queue })
+        let queue = it.queue.unwrap_or(DEFAULT_EVENT_QUEUE);
+        Some(KvEventServiceOptions { bind: it.bind, replay: it.replay, backend: it.backend_id, queue })
     });
-    FacesOptions { admin, metadata, events, quotas: None }
+    AuxServicesOptions { admin, metadata, events, quotas: None }
 }
 
 /// Starts a master. It stops with the supervisor; after that, [`RunningMaster::finish`].
 ///
 /// # Errors
-/// [`StartError`].
-pub async fn start(options: MasterOptions, supervisor: &Supervisor) -> Result<RunningMaster, StartError> {
-    let MasterOptions { server, rpc, report, data, unused, missing, .. } = options;
+/// [`MasterStartError`].
+pub async fn start(
+    options: MasterOptions,
+    supervisor: &Supervisor,
+) -> Result<RunningMaster, MasterStartError> {
+    let MasterOptions {
+        server,
+        rpc,
+        log_summary: report,
+        data,
+        ignored_flags: unused,
+        unsupported_flags: missing,
+        ..
+    } = options;
     let quotas = options.quotas.filter(|_| server.core.multi_tenant).map(Into::into);
-    let faces = faces(options.metrics, options.metadata, options.events);
-    let mut faces = Faces::new(FacesOptions { quotas, ..faces });
+    let faces = service_options(options.metrics, options.metadata, options.events);
+    let mut faces = AuxServices::new(AuxServicesOptions { quotas, ..faces });
     if !unused.is_empty() {
         tracing::debug!(flags = unused.join(" "), "these change nothing here");
     }
@@ -80,35 +94,35 @@ pub async fn start(options: MasterOptions, supervisor: &Supervisor) -> Result<Ru
         tracing::warn!(flags = missing.join(" "), "these ask for something that this master does not do");
     }
     if let Some(tls) = &server.tls {
-        tls.keep_current(supervisor);
+        tls.reload_on_change(supervisor);
     }
     let threads = server.threads;
     let (server, kept) = if let Some(data) = data {
         let observe = |journal, beside: &_| faces.observe(journal, beside);
-        let (server, kept) = Kept::open(&data, server, supervisor, observe)?;
+        let (server, kept) = StatePersistence::open(&data, server, supervisor, observe)?;
         (server, Some(kept))
     } else {
         tracing::info!("the state is kept in memory only; --data_dir lets it outlive this process");
         // There is nobody who would read what it keeps.
         let journal = faces.observe(Arc::new(MemoryJournal::new(0)), &Arc::default());
-        let server = Arc::new(Server::new(server, journal));
+        let server = Arc::new(MasterServer::new(server, journal));
         server.open_rebuild();
         (server, None)
     };
     let rpc = rpc::serve(&server, rpc, threads, supervisor)?;
     let faces = faces.start(&server, supervisor).await?;
-    server.standing.store(Arc::new(Standing::alone()));
+    server.leadership.store(Arc::new(LeadershipStatus::standalone()));
     ticker::start(&server, supervisor);
     if report {
         summary::start(&server, supervisor);
     }
     tracing::info!(rpc = %rpc.address(), threads, "serving Mooncake clients");
-    Ok(RunningMaster { server, rpc, faces, kept })
+    Ok(RunningMaster { server, rpc, services: faces, persistence: kept })
 }
 
 impl RunningMaster {
     /// The server.
-    pub fn server(&self) -> &Arc<Server> {
+    pub fn server(&self) -> &Arc<MasterServer> {
         &self.server
     }
 
@@ -118,20 +132,23 @@ impl RunningMaster {
     }
 
     /// Where the rest is served.
-    pub fn faces(&self) -> FaceAddresses {
-        self.faces
+    pub fn service_addresses(&self) -> AuxServiceAddresses {
+        self.services
     }
 
     /// Takes no more calls. Those in progress are answered; the supervisor's shutdown waits for that.
     pub fn stop(&self) {
-        let standing = Standing { state: HaState::Stopping, ..Standing::clone(&self.server.standing.load()) };
-        self.server.standing.store(Arc::new(standing));
+        let standing = LeadershipStatus {
+            state: HaState::Stopping,
+            ..LeadershipStatus::clone(&self.server.leadership.load())
+        };
+        self.server.leadership.store(Arc::new(standing));
         self.rpc.stop();
     }
 
     /// Saves what is left to be saved. To be called when nothing is served any more.
     pub fn finish(self) {
-        if let Some(kept) = self.kept {
+        if let Some(kept) = self.persistence {
             kept.close();
         }
     }

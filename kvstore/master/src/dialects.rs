@@ -10,23 +10,23 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use foldhash::fast::RandomState;
-use mooncake_wire::rpc::Method;
+use mooncake_wire::rpc::RpcMethod;
 use mooncake_wire::types::Uuid;
 use mooncake_wire::{Dialect, DialectSet};
 use parking_lot::Mutex;
 
 /// Clients, and hosts, that are remembered in each of two generations.
-const GENERATION: usize = 32_768;
+const GENERATION_CAPACITY: usize = 32_768;
 
 /// A map that forgets what has not been used for long: when the young generation is full, it becomes the old one.
 #[derive(Debug)]
-struct Recent<K> {
+struct DialectCache<K> {
     young: HashMap<K, DialectSet, RandomState>,
     old: HashMap<K, DialectSet, RandomState>,
     generation: usize,
 }
 
-impl<K: Hash + Eq + Copy> Recent<K> {
+impl<K: Hash + Eq + Copy> DialectCache<K> {
     fn new(generation: usize) -> Self {
         Self { young: HashMap::default(), old: HashMap::default(), generation }
     }
@@ -48,7 +48,7 @@ impl<K: Hash + Eq + Copy> Recent<K> {
     }
 
     /// Narrows what is known, or replaces it if it is contradicted. Returns whether it changed.
-    fn learn(&mut self, key: K, told: DialectSet) -> bool {
+    fn merge(&mut self, key: K, told: DialectSet) -> bool {
         let known = self.get(key);
         let narrowed = narrow(known, told);
         if narrowed != known {
@@ -65,9 +65,9 @@ fn narrow(known: DialectSet, told: DialectSet) -> DialectSet {
 
 /// What is known of all who ever called, within bounds.
 #[derive(Debug)]
-pub(crate) struct Dialects {
-    clients: Mutex<Recent<Uuid>>,
-    hosts: Mutex<Recent<IpAddr>>,
+pub(crate) struct DialectRegistry {
+    clients: Mutex<DialectCache<Uuid>>,
+    hosts: Mutex<DialectCache<IpAddr>>,
     /// Grows whenever something was learnt, so that a connection can keep what it has looked up.
     version: AtomicU64,
     fallback: DialectSet,
@@ -75,30 +75,30 @@ pub(crate) struct Dialects {
     ambiguous: Box<[bool]>,
 }
 
-impl Dialects {
+impl DialectRegistry {
     /// Nothing is known yet. `fallback` is what those speak who tell nothing.
     pub(crate) fn new(fallback: Dialect) -> Self {
         Self {
-            clients: Mutex::new(Recent::new(GENERATION)),
-            hosts: Mutex::new(Recent::new(GENERATION)),
+            clients: Mutex::new(DialectCache::new(GENERATION_CAPACITY)),
+            hosts: Mutex::new(DialectCache::new(GENERATION_CAPACITY)),
             version: AtomicU64::new(1),
             fallback: [fallback].into_iter().collect(),
-            ambiguous: Method::ALL.iter().map(|method| is_ambiguous(*method)).collect(),
+            ambiguous: RpcMethod::ALL.iter().map(|method| is_ambiguous(*method)).collect(),
         }
     }
 
-    fn is_ambiguous(&self, method: Method) -> bool {
+    fn is_ambiguous(&self, method: RpcMethod) -> bool {
         self.ambiguous.get(method as usize).copied().unwrap_or(true)
     }
 }
 
-fn is_ambiguous(method: Method) -> bool {
+fn is_ambiguous(method: RpcMethod) -> bool {
     let form = |dialect| method.arguments_signature(dialect).hash();
     let same_form = |one: Dialect| method.dialects().iter().filter(move |other| form(*other) == form(one));
     method.dialects().iter().any(|one| !same_reply(method, same_form(one).collect()))
 }
 
-fn same_reply(method: Method, dialects: DialectSet) -> bool {
+fn same_reply(method: RpcMethod, dialects: DialectSet) -> bool {
     let mut hashes = dialects.iter().map(|dialect| method.reply_signature(dialect).hash());
     let first = hashes.next();
     hashes.all(|hash| Some(hash) == first)
@@ -106,37 +106,37 @@ fn same_reply(method: Method, dialects: DialectSet) -> bool {
 
 /// What is known of one connection.
 #[derive(Debug)]
-pub(crate) struct Speaker {
+pub(crate) struct ConnectionDialect {
     host: IpAddr,
     /// What the connection itself has told; empty if nothing.
-    told: DialectSet,
+    observed: DialectSet,
     client: Option<Uuid>,
     /// What was last looked up of the client and of the host, and when.
-    looked_up: (u64, [DialectSet; 2]),
+    cached: (u64, [DialectSet; 2]),
 }
 
-impl Speaker {
+impl ConnectionDialect {
     pub(crate) fn new(host: IpAddr) -> Self {
-        Self { host, told: DialectSet::EMPTY, client: None, looked_up: (0, [DialectSet::EMPTY; 2]) }
+        Self { host, observed: DialectSet::EMPTY, client: None, cached: (0, [DialectSet::EMPTY; 2]) }
     }
 
     /// Takes note of a request: in which dialects it can be meant, and whose it is if it says.
-    pub(crate) fn heard(&mut self, possible: DialectSet, client: Option<Uuid>, dialects: &Dialects) {
+    pub(crate) fn observe(&mut self, possible: DialectSet, client: Option<Uuid>, dialects: &DialectRegistry) {
         let is_new_client = client.is_some() && client != self.client;
         if is_new_client {
             self.client = client;
-            self.looked_up.0 = 0;
+            self.cached.0 = 0;
         }
-        let told = narrow(self.told, possible);
-        if told == self.told && !is_new_client {
+        let told = narrow(self.observed, possible);
+        if told == self.observed && !is_new_client {
             return;
         }
-        self.told = told;
+        self.observed = told;
         if told == DialectSet::all() {
             return;
         }
-        let host = dialects.hosts.lock().learn(self.host, told);
-        let client = self.client.is_some_and(|client| dialects.clients.lock().learn(client, told));
+        let host = dialects.hosts.lock().merge(self.host, told);
+        let client = self.client.is_some_and(|client| dialects.clients.lock().merge(client, told));
         if host || client {
             dialects.version.fetch_add(1, Relaxed);
         }
@@ -144,14 +144,19 @@ impl Speaker {
 
     /// The dialect in which to reply to a request that can be meant in any of `possible`, of which there is at least
     /// one.
-    pub(crate) fn reply_in(&mut self, method: Method, possible: DialectSet, dialects: &Dialects) -> Dialect {
+    pub(crate) fn reply_dialect(
+        &mut self,
+        method: RpcMethod,
+        possible: DialectSet,
+        dialects: &DialectRegistry,
+    ) -> Dialect {
         let newest = |set: DialectSet| set.newest().unwrap_or(Dialect::NEWEST);
         if !dialects.is_ambiguous(method) || same_reply(method, possible) {
             return newest(possible);
         }
         let [client, host] = self.look_up(dialects);
         let mut left = possible;
-        for known in [self.told, client, host, dialects.fallback] {
+        for known in [self.observed, client, host, dialects.fallback] {
             let both = left.intersection(known);
             if both.is_empty() {
                 continue;
@@ -164,14 +169,14 @@ impl Speaker {
         newest(left)
     }
 
-    fn look_up(&mut self, dialects: &Dialects) -> [DialectSet; 2] {
+    fn look_up(&mut self, dialects: &DialectRegistry) -> [DialectSet; 2] {
         let version = dialects.version.load(Relaxed);
-        if self.looked_up.0 != version {
+        if self.cached.0 != version {
             let client = self.client.map(|client| dialects.clients.lock().get(client));
             let host = dialects.hosts.lock().get(self.host);
-            self.looked_up = (version, [client.unwrap_or_default(), host]);
+            self.cached = (version, [client.unwrap_or_default(), host]);
         }
-        self.looked_up.1
+        self.cached.1
     }
 }
 
@@ -188,70 +193,77 @@ mod tests {
     }
 
     /// In which dialects a request is meant whose arguments are of the form that `dialect` has.
-    fn forms(method: Method, dialect: Dialect) -> DialectSet {
+    fn forms(method: RpcMethod, dialect: Dialect) -> DialectSet {
         let hash = |dialect| method.arguments_signature(dialect).hash();
         method.dialects().iter().filter(|other| hash(*other) == hash(dialect)).collect()
     }
 
     #[test]
     fn only_replies_that_differ_are_ambiguous() {
-        let dialects = Dialects::new(Dialect::NEWEST);
-        for method in [Method::GetReplicaList, Method::BatchGetReplicaList, Method::FetchTasks] {
+        let dialects = DialectRegistry::new(Dialect::NEWEST);
+        for method in [RpcMethod::GetReplicaList, RpcMethod::BatchGetReplicaList, RpcMethod::FetchTasks] {
             assert!(dialects.is_ambiguous(method), "{method:?}");
         }
-        for method in [Method::ExistKey, Method::PutStart, Method::PutEnd, Method::Ping, Method::RemoveAll] {
+        for method in [
+            RpcMethod::ExistKey,
+            RpcMethod::PutStart,
+            RpcMethod::PutEnd,
+            RpcMethod::Ping,
+            RpcMethod::RemoveAll,
+        ] {
             assert!(!dialects.is_ambiguous(method), "{method:?}");
         }
     }
 
     #[test]
-    fn a_connection_knows_best_then_the_client_then_the_host_then_the_default() {
-        let dialects = Dialects::new(Dialect::V0_3_12);
-        let (method, possible) = (Method::GetReplicaList, forms(Method::GetReplicaList, Dialect::V0_3_13));
+    fn dialect_is_by_connection_then_client_host_default() {
+        let dialects = DialectRegistry::new(Dialect::V0_3_12);
+        let (method, possible) =
+            (RpcMethod::GetReplicaList, forms(RpcMethod::GetReplicaList, Dialect::V0_3_13));
         assert_eq!(possible, set(&[Dialect::V0_3_12, Dialect::V0_3_13]));
         let client = Some(Uuid { first: 1, second: 2 });
 
-        let mut silent = Speaker::new(HOST);
-        silent.heard(possible, None, &dialects);
-        assert_eq!(silent.reply_in(method, possible, &dialects), Dialect::V0_3_12);
+        let mut silent = ConnectionDialect::new(HOST);
+        silent.observe(possible, None, &dialects);
+        assert_eq!(silent.reply_dialect(method, possible, &dialects), Dialect::V0_3_12);
 
-        let mut writer = Speaker::new(HOST);
-        writer.heard(forms(Method::PutStart, Dialect::V0_3_13), client, &dialects);
-        assert_eq!(writer.reply_in(method, possible, &dialects), Dialect::V0_3_13);
+        let mut writer = ConnectionDialect::new(HOST);
+        writer.observe(forms(RpcMethod::PutStart, Dialect::V0_3_13), client, &dialects);
+        assert_eq!(writer.reply_dialect(method, possible, &dialects), Dialect::V0_3_13);
         // The host has told, so the other connection is thought to speak the same.
-        assert_eq!(silent.reply_in(method, possible, &dialects), Dialect::V0_3_13);
-        let mut other = Speaker::new(OTHER);
-        assert_eq!(other.reply_in(method, possible, &dialects), Dialect::V0_3_12);
+        assert_eq!(silent.reply_dialect(method, possible, &dialects), Dialect::V0_3_13);
+        let mut other = ConnectionDialect::new(OTHER);
+        assert_eq!(other.reply_dialect(method, possible, &dialects), Dialect::V0_3_12);
 
         // Another client of that host speaks otherwise; the first one is known by its id wherever it comes from.
-        let mut older = Speaker::new(HOST);
-        older.heard(forms(Method::PutStart, Dialect::V0_3_12), None, &dialects);
-        assert_eq!(silent.reply_in(method, possible, &dialects), Dialect::V0_3_12);
+        let mut older = ConnectionDialect::new(HOST);
+        older.observe(forms(RpcMethod::PutStart, Dialect::V0_3_12), None, &dialects);
+        assert_eq!(silent.reply_dialect(method, possible, &dialects), Dialect::V0_3_12);
         for host in [HOST, OTHER] {
-            let mut second = Speaker::new(host);
-            second.heard(forms(Method::FetchTasks, Dialect::V0_3_13), client, &dialects);
-            assert_eq!(second.reply_in(method, possible, &dialects), Dialect::V0_3_13);
+            let mut second = ConnectionDialect::new(host);
+            second.observe(forms(RpcMethod::FetchTasks, Dialect::V0_3_13), client, &dialects);
+            assert_eq!(second.reply_dialect(method, possible, &dialects), Dialect::V0_3_13);
         }
     }
 
     #[test]
     fn what_is_known_narrows_until_it_is_contradicted() {
-        let dialects = Dialects::new(Dialect::NEWEST);
-        let mut speaker = Speaker::new(HOST);
-        speaker.heard(set(&[Dialect::V0_3_9, Dialect::V0_3_11]), None, &dialects);
-        speaker.heard(set(&[Dialect::V0_3_11, Dialect::V0_3_12]), None, &dialects);
-        assert_eq!(speaker.told, set(&[Dialect::V0_3_11]));
-        speaker.heard(set(&[Dialect::V0_3_13]), None, &dialects);
-        assert_eq!(speaker.told, set(&[Dialect::V0_3_13]));
+        let dialects = DialectRegistry::new(Dialect::NEWEST);
+        let mut speaker = ConnectionDialect::new(HOST);
+        speaker.observe(set(&[Dialect::V0_3_9, Dialect::V0_3_11]), None, &dialects);
+        speaker.observe(set(&[Dialect::V0_3_11, Dialect::V0_3_12]), None, &dialects);
+        assert_eq!(speaker.observed, set(&[Dialect::V0_3_11]));
+        speaker.observe(set(&[Dialect::V0_3_13]), None, &dialects);
+        assert_eq!(speaker.observed, set(&[Dialect::V0_3_13]));
     }
 
     #[test]
     fn what_is_used_is_remembered_and_memory_is_bounded() {
-        let mut recent = Recent::new(10);
+        let mut recent = DialectCache::new(10);
         let told = set(&[Dialect::V0_3_9]);
-        recent.learn(0, told);
+        recent.merge(0, told);
         for other in 1..1000 {
-            recent.learn(other, told);
+            recent.merge(other, told);
             assert_eq!(recent.get(0), told);
             assert!(recent.young.len() + recent.old.len() <= 20);
         }

@@ -7,11 +7,11 @@
 use std::collections::VecDeque;
 
 /// Epochs that are remembered. Who was away for longer needs the whole state.
-const KEPT: usize = 64;
+const MAX_EPOCHS: usize = 64;
 
 /// One leader's records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Epoch {
+struct LeaderEpoch {
     id: u64,
     /// The first of its records.
     first: u64,
@@ -19,16 +19,16 @@ struct Epoch {
 
 /// The newest epochs of a log, the oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Epochs(VecDeque<Epoch>);
+pub struct EpochHistory(VecDeque<LeaderEpoch>);
 
-impl Epochs {
+impl EpochHistory {
     /// An epoch begins with this record. Telling it again changes nothing.
     pub fn begin(&mut self, id: u64, first: u64) {
         if self.0.iter().any(|it| it.id == id) {
             return;
         }
-        self.0.push_back(Epoch { id, first });
-        if self.0.len() > KEPT {
+        self.0.push_back(LeaderEpoch { id, first });
+        if self.0.len() > MAX_EPOCHS {
             self.0.pop_front();
         }
     }
@@ -39,14 +39,14 @@ impl Epochs {
     }
 
     /// Whether a log whose last record is `last` has the record with this number of this epoch.
-    pub fn have(&self, last: u64, (id, number): (u64, u64)) -> bool {
+    pub fn contains(&self, last: u64, (id, number): (u64, u64)) -> bool {
         let Some(at) = self.0.iter().position(|it| it.id == id) else { return false };
         let end = self.0.get(at + 1).map_or(last, |next| next.first - 1);
         self.0.get(at).is_some_and(|it| (it.first..=end).contains(&number))
     }
 
     /// Forgets epochs that begin after the record `last`.
-    pub fn cut(&mut self, last: u64) {
+    pub fn truncate(&mut self, last: u64) {
         self.0.retain(|it| it.first <= last);
     }
 
@@ -56,7 +56,7 @@ impl Epochs {
     }
 }
 
-impl FromIterator<(u64, u64)> for Epochs {
+impl FromIterator<(u64, u64)> for EpochHistory {
     fn from_iter<T: IntoIterator<Item = (u64, u64)>>(all: T) -> Self {
         let mut epochs = Self::default();
         all.into_iter().filter(|(_, first)| *first > 0).for_each(|(id, first)| epochs.begin(id, first));
@@ -70,19 +70,21 @@ mod tests {
 
     #[test]
     fn a_record_is_known_by_its_epoch() {
-        let mut epochs: Epochs = [(7, 1), (9, 5), (8, 9)].into_iter().collect();
+        let mut epochs: EpochHistory = [(7, 1), (9, 5), (8, 9)].into_iter().collect();
         assert_eq!(epochs.current(), Some(8));
-        assert!(epochs.have(12, (7, 4)) && epochs.have(12, (9, 5)) && epochs.have(12, (8, 12)));
-        assert!(!epochs.have(12, (7, 5)), "what the next leader never had");
-        assert!(!epochs.have(12, (8, 13)) && !epochs.have(12, (6, 2)) && !epochs.have(12, (9, 4)));
+        assert!(epochs.contains(12, (7, 4)) && epochs.contains(12, (9, 5)) && epochs.contains(12, (8, 12)));
+        assert!(!epochs.contains(12, (7, 5)), "what the next leader never had");
+        assert!(
+            !epochs.contains(12, (8, 13)) && !epochs.contains(12, (6, 2)) && !epochs.contains(12, (9, 4))
+        );
         epochs.begin(8, 11);
         assert_eq!(epochs.current(), Some(8));
-        epochs.cut(8);
+        epochs.truncate(8);
         assert_eq!(epochs.current(), Some(9));
         for id in 100..200 {
             epochs.begin(id, id);
         }
-        assert!(!epochs.have(199, (9, 6)) && epochs.have(199, (199, 199)));
-        assert_eq!(epochs.iter().count(), KEPT);
+        assert!(!epochs.contains(199, (9, 6)) && epochs.contains(199, (199, 199)));
+        assert_eq!(epochs.iter().count(), MAX_EPOCHS);
     }
 }

@@ -5,10 +5,10 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use moongate_kvcore::{Effects, Fact, Place};
+use moongate_kvcore::{ReplicaLocation, StateChange, StateChangeSink};
 use parking_lot::Mutex;
 
-use crate::durable::Recovery;
+use crate::durable::RecoveryOutcome;
 use crate::object_feed::ObjectFeed;
 
 /// Takes encoded facts. One is appended while the part of the state that it is about is locked, so appending must be
@@ -18,7 +18,7 @@ pub trait Journal: Send + Sync + 'static {
     fn append(&self, fact: &[u8]) -> u64;
 
     /// [`Journal::append`] for who wants to see the fact itself too.
-    fn told(&self, fact: &Fact<'_>, encoded: &[u8]) -> u64 {
+    fn append_fact(&self, fact: &StateChange<'_>, encoded: &[u8]) -> u64 {
         let _ = fact;
         self.append(encoded)
     }
@@ -34,7 +34,7 @@ pub trait Journal: Send + Sync + 'static {
     ///
     /// # Errors
     /// When another may decide by now.
-    fn may_answer(&self) -> io::Result<()> {
+    fn may_reply(&self) -> io::Result<()> {
         Ok(())
     }
 
@@ -44,14 +44,14 @@ pub trait Journal: Send + Sync + 'static {
     }
 
     /// How the disk is that facts are written to, if they are.
-    fn storage(&self) -> Option<StorageStatus> {
+    fn storage(&self) -> Option<DataDirStatus> {
         None
     }
 }
 
 /// How the disk is that a state is kept on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StorageStatus {
+pub struct DataDirStatus {
     /// The folder.
     pub path: PathBuf,
     /// Why changes cannot be written, if they cannot.
@@ -59,7 +59,7 @@ pub struct StorageStatus {
     /// Bytes that can still be written, if the file system reports them.
     pub free_bytes: Option<u64>,
     /// What the start found of the state before.
-    pub recovery: Recovery,
+    pub recovery: RecoveryOutcome,
 }
 
 /// Bytes of facts that are kept together.
@@ -68,18 +68,18 @@ const CHUNK: usize = 64 * 1024;
 /// Keeps the newest facts in memory. They survive nothing, so a commit has nothing to wait for.
 #[derive(Debug)]
 pub struct MemoryJournal {
-    kept: Mutex<Kept>,
+    buffer: Mutex<JournalBuffer>,
     capacity: usize,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct JournalBuffer {
     next: u64,
-    chunks: VecDeque<Chunk>,
+    chunks: VecDeque<JournalChunk>,
 }
 
 #[derive(Debug)]
-struct Chunk {
+struct JournalChunk {
     first: u64,
     bytes: Vec<u8>,
     /// Where each fact ends.
@@ -94,22 +94,22 @@ impl MemoryJournal {
 
     /// The same, with another number for its first fact.
     pub fn starting_at(next: u64, capacity: usize) -> Self {
-        Self { kept: Mutex::new(Kept { next, chunks: VecDeque::new() }), capacity }
+        Self { buffer: Mutex::new(JournalBuffer { next, chunks: VecDeque::new() }), capacity }
     }
 
     /// The number that the next fact will get.
     pub fn next(&self) -> u64 {
-        self.kept.lock().next
+        self.buffer.lock().next
     }
 
     /// Does something with the number that the next fact will get, while none is appended.
     pub(crate) fn with_next<T>(&self, act: impl FnOnce(u64) -> T) -> T {
-        act(self.kept.lock().next)
+        act(self.buffer.lock().next)
     }
 
     /// [`Journal::append`]. What `also` does happens in the order of the numbers, too.
     pub(crate) fn append_and(&self, fact: &[u8], also: impl FnOnce()) -> u64 {
-        let mut kept = self.kept.lock();
+        let mut kept = self.buffer.lock();
         if let Some(chunk) = kept.chunk(self.capacity, fact.len()) {
             chunk.bytes.extend_from_slice(fact);
             chunk.ends.push(chunk.bytes.len());
@@ -122,7 +122,7 @@ impl MemoryJournal {
     /// Hands the facts from `number` on to `each`, in order, about 64 KiB at most. Returns the number to go on with, or
     /// nothing if `number` is not kept any more.
     pub fn read(&self, number: u64, mut each: impl FnMut(u64, &[u8])) -> Option<u64> {
-        let kept = self.kept.lock();
+        let kept = self.buffer.lock();
         if number >= kept.next {
             return Some(kept.next);
         }
@@ -139,14 +139,15 @@ impl MemoryJournal {
     }
 }
 
-impl Kept {
+impl JournalBuffer {
     /// A chunk with room, made out of the oldest one if there are enough. It need not grow, unless a fact is longer than a chunk.
-    fn chunk(&mut self, capacity: usize, fact: usize) -> Option<&mut Chunk> {
+    fn chunk(&mut self, capacity: usize, fact: usize) -> Option<&mut JournalChunk> {
         let full = self.chunks.back().is_none_or(|last| last.bytes.len() + fact > CHUNK);
         if full {
-            let mut new = Chunk { first: self.next, bytes: Vec::with_capacity(CHUNK), ends: Vec::new() };
+            let mut new =
+                JournalChunk { first: self.next, bytes: Vec::with_capacity(CHUNK), ends: Vec::new() };
             if self.chunks.len() * CHUNK >= capacity
-                && let Some(Chunk { bytes, ends, .. }) = self.chunks.pop_front()
+                && let Some(JournalChunk { bytes, ends, .. }) = self.chunks.pop_front()
             {
                 (new.bytes, new.ends) = (bytes, ends);
                 new.bytes.clear();
@@ -169,17 +170,17 @@ impl Journal for MemoryJournal {
 }
 
 /// Encodes facts into a journal, and remembers what has to be committed before anybody is told.
-pub struct Recorder {
+pub struct FactRecorder {
     journal: Arc<dyn Journal>,
     feed: Option<Arc<ObjectFeed>>,
     encoded: Vec<u8>,
-    last: Option<u64>,
+    last_uncommitted: Option<u64>,
 }
 
-impl Recorder {
+impl FactRecorder {
     /// A recorder that has nothing to commit.
     pub fn new(journal: Arc<dyn Journal>) -> Self {
-        Self { journal, feed: None, encoded: Vec::new(), last: None }
+        Self { journal, feed: None, encoded: Vec::new(), last_uncommitted: None }
     }
 
     /// One that reports what lies in segments, too.
@@ -192,32 +193,34 @@ impl Recorder {
     /// # Errors
     /// As [`Journal::commit`].
     pub fn commit(&mut self) -> io::Result<()> {
-        self.last.take().map_or_else(|| self.journal.may_answer(), |last| self.journal.commit(last))
+        self.last_uncommitted
+            .take()
+            .map_or_else(|| self.journal.may_reply(), |last| self.journal.commit(last))
     }
 
     /// Drops the commit of what was recorded: no reply depends on it.
-    pub(crate) fn forget(&mut self) {
-        self.last = None;
+    pub(crate) fn discard_pending(&mut self) {
+        self.last_uncommitted = None;
     }
 
     /// [`Self::commit`] for another thread; none if nothing was recorded.
     pub fn take_commit(&mut self) -> Option<impl FnOnce() -> io::Result<()> + Send + use<>> {
-        let (last, journal) = (self.last.take()?, Arc::clone(&self.journal));
+        let (last, journal) = (self.last_uncommitted.take()?, Arc::clone(&self.journal));
         Some(move || journal.commit(last))
     }
 }
 
-impl Effects for Recorder {
-    fn fact(&mut self, fact: Fact<'_>) {
+impl StateChangeSink for FactRecorder {
+    fn record(&mut self, fact: StateChange<'_>) {
         self.encoded.clear();
         moongate_kvcore::encode(&fact, &mut self.encoded);
-        self.last = Some(self.journal.told(&fact, &self.encoded));
+        self.last_uncommitted = Some(self.journal.append_fact(&fact, &self.encoded));
         if let Some(feed) = &self.feed {
-            feed.see(&fact);
+            feed.observe(&fact);
         }
     }
 
-    fn vacated(&mut self, place: Place) {
+    fn range_vacated(&mut self, place: ReplicaLocation) {
         if let Some(feed) = &self.feed {
             feed.vacated(place);
         }
@@ -237,7 +240,7 @@ mod tests {
         }
         assert_eq!(journal.next(), 1001);
         assert_eq!(journal.read(1, |_, _| panic!("forgotten")), None);
-        let mut next = journal.kept.lock().chunks.front().unwrap().first;
+        let mut next = journal.buffer.lock().chunks.front().unwrap().first;
         assert!((700..=900).contains(&next), "{next}");
         while next < 1001 {
             let mut expected = next;

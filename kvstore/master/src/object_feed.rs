@@ -9,15 +9,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use mooncake_wire::inventory::{HARD_PIN, HAS_CHECKSUM, ObjectChangesReply, change};
 use mooncake_wire::types::Uuid;
-use moongate_kvcore::{Cursor, Fact, Master, ObjectState, Place};
+use moongate_kvcore::{MasterCore, ObjectCursor, ObjectState, ReplicaLocation, StateChange};
 use parking_lot::Mutex;
 
-use crate::state::PLACES_AT_ONCE;
+use crate::state::SLOTS_PER_LOCK;
 
 /// Changes of one segment that wait for its node's next poll.
 const MAX_QUEUED: usize = 65_536;
 /// Changes of all segments that wait.
-const MAX_QUEUED_IN_ALL: usize = 1 << 20;
+const MAX_QUEUED_TOTAL: usize = 1 << 20;
 /// Segments that are polled.
 const MAX_SUBSCRIPTIONS: usize = 4096;
 /// Changes in one reply.
@@ -27,27 +27,27 @@ const MAX_TEXT: usize = 1 << 20;
 /// Parts of the table that one reply walks over at most.
 const MAX_STEPS: usize = 4096;
 /// After which silence a segment is not followed any more.
-const SILENCE_MS: u64 = 60_000;
+const SUBSCRIPTION_TTL_MS: u64 = 60_000;
 
 /// Changes of segments, for those that poll them.
 #[derive(Debug)]
 pub(crate) struct ObjectFeed {
     is_active: AtomicBool,
     next_token: AtomicU64,
-    subscriptions: Mutex<Subscriptions>,
+    subscriptions: Mutex<SegmentSubscriptions>,
 }
 
 #[derive(Debug, Default)]
-struct Subscriptions {
-    by_segment: HashMap<Uuid, Subscription>,
+struct SegmentSubscriptions {
+    by_segment: HashMap<Uuid, SegmentSubscription>,
     queued: usize,
 }
 
 #[derive(Debug)]
-struct Subscription {
+struct SegmentSubscription {
     token: u64,
     /// Where the walk goes on; nothing when it is over.
-    walk: Option<Cursor>,
+    walk: Option<ObjectCursor>,
     queue: VecDeque<ObjectChange>,
     /// Changes were dropped: the node has to start over.
     overflowed: bool,
@@ -66,7 +66,7 @@ struct ObjectChange {
 }
 
 impl ObjectChange {
-    fn stored(object: &ObjectState<'_>, place: Place) -> Self {
+    fn stored(object: &ObjectState<'_>, place: ReplicaLocation) -> Self {
         let checked = if object.checksum.is_some() { HAS_CHECKSUM } else { 0 };
         let group = object.group.as_deref().unwrap_or_default();
         Self {
@@ -80,15 +80,15 @@ impl ObjectChange {
         }
     }
 
-    fn vacated(place: Place) -> Self {
+    fn vacated(place: ReplicaLocation) -> Self {
         let (offset, sequence) = (place.offset, place.replica);
         Self { kind: change::VACATED, offset, sequence, size: 0, checksum: 0, flags: 0, texts: None }
     }
 }
 
-impl Subscriptions {
+impl SegmentSubscriptions {
     fn push(&mut self, segment: Uuid, change: impl FnOnce() -> ObjectChange) {
-        let is_full = self.queued >= MAX_QUEUED_IN_ALL;
+        let is_full = self.queued >= MAX_QUEUED_TOTAL;
         let Some(subscription) = self.by_segment.get_mut(&segment) else { return };
         if subscription.overflowed {
             return;
@@ -103,10 +103,10 @@ impl Subscriptions {
         self.queued += 1;
     }
 
-    fn drop_silent(&mut self, now_ms: u64) {
+    fn drop_expired(&mut self, now_ms: u64) {
         let queued = &mut self.queued;
         self.by_segment.retain(|_, it| {
-            let is_polled = it.polled_at_ms.saturating_add(SILENCE_MS) > now_ms;
+            let is_polled = it.polled_at_ms.saturating_add(SUBSCRIPTION_TTL_MS) > now_ms;
             if !is_polled {
                 *queued -= it.queue.len();
             }
@@ -115,9 +115,9 @@ impl Subscriptions {
     }
 
     fn restart(&mut self, segment: Uuid, token: u64, now_ms: u64) {
-        let new = Subscription {
+        let new = SegmentSubscription {
             token,
-            walk: Some(Cursor::default()),
+            walk: Some(ObjectCursor::default()),
             queue: VecDeque::new(),
             overflowed: false,
             polled_at_ms: now_ms,
@@ -139,20 +139,20 @@ impl ObjectFeed {
     }
 
     /// Takes note of a fact. Quick: the part of the state that it is about is locked.
-    pub(crate) fn see(&self, fact: &Fact<'_>) {
-        if let Fact::Stored { object, .. } = fact
+    pub(crate) fn observe(&self, fact: &StateChange<'_>) {
+        if let StateChange::ObjectStored { object, .. } = fact
             && self.is_active.load(Relaxed)
-            && !object.places.is_empty()
+            && !object.locations.is_empty()
         {
             let mut subscriptions = self.subscriptions.lock();
-            for place in object.places.iter() {
+            for place in object.locations.iter() {
                 subscriptions.push(place.segment, || ObjectChange::stored(object, *place));
             }
         }
     }
 
     /// A range belongs to its object no more.
-    pub(crate) fn vacated(&self, place: Place) {
+    pub(crate) fn vacated(&self, place: ReplicaLocation) {
         if self.is_active.load(Relaxed) {
             self.subscriptions.lock().push(place.segment, || ObjectChange::vacated(place));
         }
@@ -162,7 +162,7 @@ impl ObjectFeed {
     pub(crate) fn tick(&self, now_ms: u64) {
         if self.is_active.load(Relaxed) {
             let mut subscriptions = self.subscriptions.lock();
-            subscriptions.drop_silent(now_ms);
+            subscriptions.drop_expired(now_ms);
             self.is_active.store(!subscriptions.by_segment.is_empty(), Relaxed);
         }
     }
@@ -170,7 +170,7 @@ impl ObjectFeed {
     /// The next changes of a segment. Nothing when too many segments are polled.
     pub(crate) fn poll(
         &self,
-        master: &Master,
+        master: &MasterCore,
         now_ms: u64,
         segment: Uuid,
         token: u64,
@@ -190,7 +190,7 @@ impl ObjectFeed {
                 }
                 subscriptions.restart(segment, reply.token, now_ms);
                 self.is_active.store(true, Relaxed);
-                reply.begins = 1;
+                reply.is_full = 1;
             }
             let subscription = subscriptions.by_segment.get_mut(&segment)?;
             subscription.token = reply.token;
@@ -202,7 +202,7 @@ impl ObjectFeed {
             if reply.keys.len() >= MAX_CHANGES || texts >= MAX_TEXT || steps >= MAX_STEPS {
                 break;
             }
-            walk = master.objects_in_segment(cursor, PLACES_AT_ONCE, segment, |object, place| {
+            walk = master.objects_in_segment(cursor, SLOTS_PER_LOCK, segment, |object, place| {
                 texts += object.key.len();
                 append(&mut reply, ObjectChange::stored(object, place));
             });

@@ -38,7 +38,7 @@ pub enum QuotaFileError {
     },
     /// It can be read, but not understood.
     #[error("the file of tenants' quotas, {path}: {problem}", path = path.display())]
-    Wrong {
+    Invalid {
         /// The file.
         path: PathBuf,
         /// What is wrong.
@@ -47,25 +47,25 @@ pub enum QuotaFileError {
 }
 
 #[derive(Deserialize)]
-struct Listed {
+struct QuotaFileContents {
     version: u64,
-    tenants: Vec<Tenant>,
+    tenants: Vec<QuotaFileEntry>,
 }
 
 #[derive(Deserialize)]
-struct Tenant {
+struct QuotaFileEntry {
     name: String,
-    quota: Amount,
+    quota: QuotaAmount,
 }
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Amount {
+enum QuotaAmount {
     Bytes(u64),
     Text(String),
 }
 
-impl Amount {
+impl QuotaAmount {
     fn bytes(&self) -> Option<u64> {
         let bytes = match self {
             Self::Bytes(bytes) => Some(*bytes),
@@ -83,13 +83,13 @@ impl Amount {
 }
 
 fn parse(text: &str) -> Result<Vec<(String, u64)>, String> {
-    let listed: Listed = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+    let listed: QuotaFileContents = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
     if listed.version != VERSION {
         return Err(format!("its version is {}, and {VERSION} is the only one there is", listed.version));
     }
     let mut names = HashSet::new();
     let mut quotas = Vec::new();
-    for Tenant { name, quota } in &listed.tenants {
+    for QuotaFileEntry { name, quota } in &listed.tenants {
         if name.is_empty() || !names.insert(name) {
             return Err(format!("tenant {name:?} has no name, or is there twice"));
         }
@@ -117,7 +117,7 @@ fn text(quotas: &[TenantQuota]) -> String {
 #[derive(Debug)]
 pub struct QuotaFile {
     path: PathBuf,
-    writing: Mutex<()>,
+    write_lock: Mutex<()>,
 }
 
 impl QuotaFile {
@@ -126,7 +126,7 @@ impl QuotaFile {
     /// # Errors
     /// [`QuotaFileError`].
     pub fn read(path: &Path) -> Result<(Self, Vec<(String, u64)>), QuotaFileError> {
-        let wrong = |problem| QuotaFileError::Wrong { path: path.to_owned(), problem };
+        let wrong = |problem| QuotaFileError::Invalid { path: path.to_owned(), problem };
         let failed = |problem| QuotaFileError::Read { path: path.to_owned(), problem };
         if fs::metadata(path).map_err(failed)?.len() > MAX_FILE {
             return Err(wrong("it is larger than 16 MiB".to_owned()));
@@ -138,7 +138,7 @@ impl QuotaFile {
 
     /// A file that is written only.
     pub fn at(path: &Path) -> Self {
-        Self { path: path.to_owned(), writing: Mutex::new(()) }
+        Self { path: path.to_owned(), write_lock: Mutex::new(()) }
     }
 
     /// Writes the quotas that there are when it is this call's turn. After a crash the file is the old one or the new one.
@@ -146,7 +146,7 @@ impl QuotaFile {
     /// # Errors
     /// What the file system says.
     pub fn write(&self, quotas: impl FnOnce() -> Vec<TenantQuota>) -> io::Result<()> {
-        let _writing = self.writing.lock();
+        let _writing = self.write_lock.lock();
         let unfinished = self.path.with_added_extension("tmp");
         let mut file = File::create(&unfinished)?;
         file.write_all(text(&quotas()).as_bytes())?;

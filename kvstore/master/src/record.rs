@@ -1,11 +1,11 @@
 //! Records of a log that are no facts of the state machine. A fact begins with its version; these begin with a byte that is none.
 
-use moongate_kvcore::{Fact, decode};
+use moongate_kvcore::{StateChange, decode};
 
-use crate::epochs::Epochs;
+use crate::epochs::EpochHistory;
 
 /// First byte of a record that is no fact.
-const NO_FACT: u8 = 0xf0;
+const AUX_RECORD: u8 = 0xf0;
 
 const EPOCH: u8 = 1;
 const EPOCHS: u8 = 2;
@@ -15,13 +15,13 @@ const NEEDS_THROUGH: u8 = 5;
 
 /// What a record says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Record<'a> {
+pub(crate) enum MasterLogRecord<'a> {
     /// A change of the state machine.
-    Fact(Fact<'a>),
+    Fact(StateChange<'a>),
     /// An epoch begins with this record.
     Epoch(u64),
     /// The epochs so far. Only in a snapshot.
-    Epochs(Epochs),
+    Epochs(EpochHistory),
     /// KV events and messages may have numbers up to this one.
     Events(u64),
     /// A change of the transfer metadata, as the metadata server writes it.
@@ -29,7 +29,7 @@ pub(crate) enum Record<'a> {
 }
 
 fn head(kind: u8) -> Vec<u8> {
-    vec![NO_FACT, kind]
+    vec![AUX_RECORD, kind]
 }
 
 /// An epoch begins.
@@ -40,7 +40,7 @@ pub(crate) fn epoch(id: u64) -> Vec<u8> {
 }
 
 /// The epochs so far.
-pub(crate) fn epochs(epochs: &Epochs) -> Vec<u8> {
+pub(crate) fn epochs(epochs: &EpochHistory) -> Vec<u8> {
     let mut bytes = head(EPOCHS);
     for (id, first) in epochs.iter() {
         bytes.extend(id.to_le_bytes());
@@ -73,7 +73,7 @@ pub(crate) fn snapshot_needs(number: u64) -> Vec<u8> {
 /// Reads what [`snapshot_needs`] writes.
 pub(crate) fn needs_through(bytes: &[u8]) -> Option<u64> {
     match bytes {
-        [NO_FACT, NEEDS_THROUGH, rest @ ..] => number(rest),
+        [AUX_RECORD, NEEDS_THROUGH, rest @ ..] => number(rest),
         _ => None,
     }
 }
@@ -91,19 +91,20 @@ fn number(bytes: &[u8]) -> Option<u64> {
 }
 
 /// Reads a record. Nothing if it is none, or one of a later release.
-pub(crate) fn read(bytes: &[u8]) -> Option<Record<'_>> {
-    let [NO_FACT, kind, rest @ ..] = bytes else {
+pub(crate) fn read(bytes: &[u8]) -> Option<MasterLogRecord<'_>> {
+    let [AUX_RECORD, kind, rest @ ..] = bytes else {
         let (fact, rest) = decode(bytes).ok()?;
-        return rest.is_empty().then_some(Record::Fact(fact));
+        return rest.is_empty().then_some(MasterLogRecord::Fact(fact));
     };
     match *kind {
-        EPOCH => Some(Record::Epoch(number(rest)?)),
-        EVENTS => Some(Record::Events(number(rest)?)),
-        METADATA => Some(Record::Metadata(rest)),
+        EPOCH => Some(MasterLogRecord::Epoch(number(rest)?)),
+        EVENTS => Some(MasterLogRecord::Events(number(rest)?)),
+        METADATA => Some(MasterLogRecord::Metadata(rest)),
         EPOCHS => {
             let numbers = numbers(rest)?;
             let (pairs, odd) = numbers.as_chunks::<2>();
-            odd.is_empty().then(|| Record::Epochs(pairs.iter().map(|[id, first]| (*id, *first)).collect()))
+            odd.is_empty()
+                .then(|| MasterLogRecord::Epochs(pairs.iter().map(|[id, first]| (*id, *first)).collect()))
         }
         _ => None,
     }
@@ -117,12 +118,12 @@ mod tests {
     proptest! {
         #[test]
         fn what_was_written_is_read(id: u64, change: Vec<u8>, all in prop::collection::vec((any::<u64>(), 1..u64::MAX), 0..9)) {
-            let all: Epochs = all.into_iter().collect();
+            let all: EpochHistory = all.into_iter().collect();
             let written = [
-                (epoch(id), Record::Epoch(id)),
-                (epochs(&all), Record::Epochs(all)),
-                (events(id), Record::Events(id)),
-                (metadata(&change), Record::Metadata(&change)),
+                (epoch(id), MasterLogRecord::Epoch(id)),
+                (epochs(&all), MasterLogRecord::Epochs(all)),
+                (events(id), MasterLogRecord::Events(id)),
+                (metadata(&change), MasterLogRecord::Metadata(&change)),
             ];
             for (bytes, record) in written {
                 prop_assert_eq!(read(&bytes), Some(record));
@@ -132,7 +133,7 @@ mod tests {
         #[test]
         fn anything_is_refused_or_read(bytes: Vec<u8>, kind in 0..8_u8) {
             let _ = read(&bytes);
-            let _ = read(&[&[NO_FACT, kind], &bytes[..]].concat());
+            let _ = read(&[&[AUX_RECORD, kind], &bytes[..]].concat());
         }
     }
 }

@@ -7,29 +7,29 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use mooncake_wire::Dialect;
 use mooncake_wire::types::{StorageConfig, Uuid};
-use moongate_kvcore::Master;
+use moongate_kvcore::MasterCore;
 use moongate_runtime::PeerTls;
 
-use crate::capabilities::Capabilities;
-use crate::clock::Clock;
-use crate::count::Counters;
-use crate::dialects::Dialects;
-use crate::journal::{Journal, Recorder};
+use crate::capabilities::CapabilityIssuer;
+use crate::clock::MonotonicUnixClock;
+use crate::counters::RpcCounters;
+use crate::dialects::DialectRegistry;
+use crate::journal::{FactRecorder, Journal};
 use crate::object_feed::ObjectFeed;
-use crate::presence::{Gone, Presence};
-use crate::releases::Releases;
-use crate::upserts::UpsertsInProgress;
+use crate::presence::{NodeDeparture, NodePresence};
+use crate::unknown_forms::UnknownFormReporter;
+use crate::upserts::InFlightUpserts;
 
 /// Whether this master decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum MasterRole {
     /// It does.
     Leader,
     /// Another does, or it is not settled.
     Standby,
 }
 
-impl Role {
+impl MasterRole {
     /// Mooncake's word for it.
     pub fn name(self) -> &'static str {
         match self {
@@ -66,9 +66,9 @@ impl HaState {
 
 /// What a master is among others.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct LeadershipStatus {
     /// Whether it decides.
-    pub role: Role,
+    pub role: MasterRole,
     /// How far it is.
     pub state: HaState,
     /// The RPC address of who decides, if there is more than one master.
@@ -77,26 +77,26 @@ pub struct Standing {
     pub view_version: Option<i64>,
 }
 
-impl Standing {
+impl LeadershipStatus {
     /// That of a master which is not ready yet.
     pub fn starting() -> Self {
-        Self { role: Role::Standby, state: HaState::Starting, leader_address: None, view_version: None }
+        Self { role: MasterRole::Standby, state: HaState::Starting, leader_address: None, view_version: None }
     }
 
     /// That of the only master there is.
-    pub fn alone() -> Self {
-        Self { role: Role::Leader, state: HaState::Serving, leader_address: None, view_version: None }
+    pub fn standalone() -> Self {
+        Self { role: MasterRole::Leader, state: HaState::Serving, leader_address: None, view_version: None }
     }
 
     /// Whether it answers calls.
     pub fn is_serving(&self) -> bool {
-        self.role == Role::Leader && self.state == HaState::Serving
+        self.role == MasterRole::Leader && self.state == HaState::Serving
     }
 }
 
 /// Bounds of what callers may ask for.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct RpcLimits {
     /// Connections at a time.
     pub connections: usize,
     /// Bytes of one request.
@@ -104,27 +104,27 @@ pub struct Limits {
     /// Bytes that all connections together may hold in requests and replies beyond a small allowance each.
     pub buffer_bytes: usize,
     /// How long a request may take to arrive as a whole, and replies to be taken.
-    pub stall: Duration,
+    pub stall_timeout: Duration,
     /// After which silence a connection is closed; none for never.
-    pub idle: Option<Duration>,
+    pub idle_timeout: Option<Duration>,
     /// Whether small replies are sent at once (TCP_NODELAY).
     pub no_delay: bool,
     /// How long a thread stays awake after an answer, in wait for the next request; zero for not at all.
-    pub awake: Duration,
+    pub busy_poll: Duration,
     /// Whether a commit may wait for a disk or for others, so that threads must not wait for it.
     pub commits_wait: bool,
 }
 
-impl Default for Limits {
+impl Default for RpcLimits {
     fn default() -> Self {
         Self {
             connections: 16_384,
             frame_bytes: 256 << 20,
             buffer_bytes: 1 << 30,
-            stall: Duration::from_secs(60),
-            idle: None,
+            stall_timeout: Duration::from_secs(60),
+            idle_timeout: None,
             no_delay: true,
-            awake: Duration::from_micros(60),
+            busy_poll: Duration::from_micros(60),
             commits_wait: false,
         }
     }
@@ -135,9 +135,9 @@ pub(crate) const RECONNECT_TIME: Duration = Duration::from_millis(2500);
 
 /// What a server is made with.
 #[derive(Clone, Debug)]
-pub struct ServerOptions {
+pub struct MasterServerOptions {
     /// The state machine's settings.
-    pub core: moongate_kvcore::Settings,
+    pub core: moongate_kvcore::MasterCoreOptions,
     /// Threads that serve calls.
     pub threads: usize,
     /// The release that those speak who do not tell.
@@ -151,46 +151,46 @@ pub struct ServerOptions {
     /// they live; ours send them on a connection of their own, and are silent at once when it breaks.
     pub reconnect_time: Duration,
     /// Bounds.
-    pub limits: Limits,
+    pub limits: RpcLimits,
     /// With it, all ports are TLS, and callers need a certificate of its authority.
     pub tls: Option<PeerTls>,
 }
 
-impl Default for ServerOptions {
+impl Default for MasterServerOptions {
     fn default() -> Self {
         Self {
-            core: moongate_kvcore::Settings::default(),
+            core: moongate_kvcore::MasterCoreOptions::default(),
             threads: 1,
             default_dialect: Dialect::NEWEST,
             storage: StorageConfig { fsdir: String::new(), enable_disk_eviction: true, quota_bytes: 0 },
             lost_on_disconnect: true,
             reconnect_time: RECONNECT_TIME,
-            limits: Limits::default(),
+            limits: RpcLimits::default(),
             tls: None,
         }
     }
 }
 
 /// A master: its state, and what it knows of those who call it.
-pub struct Server {
+pub struct MasterServer {
     /// The state machine.
-    pub master: Master,
+    pub master: MasterCore,
     /// Where its time comes from.
-    pub clock: Clock,
+    pub clock: MonotonicUnixClock,
     /// Where its facts go.
     pub journal: Arc<dyn Journal>,
     /// Calls, by RPC.
-    pub counters: Counters,
+    pub counters: RpcCounters,
     /// What it is among others.
-    pub standing: ArcSwap<Standing>,
-    pub(crate) dialects: Dialects,
-    pub(crate) releases: Releases,
-    pub(crate) presence: Presence,
-    pub(crate) upserts: UpsertsInProgress,
+    pub leadership: ArcSwap<LeadershipStatus>,
+    pub(crate) dialects: DialectRegistry,
+    pub(crate) unknown_forms: UnknownFormReporter,
+    pub(crate) presence: NodePresence,
+    pub(crate) upserts: InFlightUpserts,
     pub(crate) storage: StorageConfig<String>,
-    pub(crate) limits: Limits,
+    pub(crate) limits: RpcLimits,
     pub(crate) tls: Option<PeerTls>,
-    pub(crate) capabilities: Capabilities,
+    pub(crate) capabilities: CapabilityIssuer,
     lost_on_disconnect: bool,
     pub(crate) feed: Arc<ObjectFeed>,
     /// Later than that of every earlier master that nodes have reported.
@@ -201,34 +201,36 @@ pub struct Server {
 /// The highest epoch that is accepted: a higher one of a node is damaged, or malicious.
 const MAX_EPOCH: u64 = 1 << 60;
 
-impl Server {
+impl MasterServer {
     /// A server with an empty state, which is not serving yet.
-    pub fn new(options: ServerOptions, journal: Arc<dyn Journal>) -> Self {
-        let master = Master::new(options.core.clone());
-        Self::with_state(options, master, Clock::start(), journal)
+    pub fn new(options: MasterServerOptions, journal: Arc<dyn Journal>) -> Self {
+        let master = MasterCore::new(options.core.clone());
+        Self::with_state(options, master, MonotonicUnixClock::start(), journal)
     }
 
     /// A server with a state that was kept, which is not serving yet.
     pub fn with_state(
-        options: ServerOptions,
-        master: Master,
-        clock: Clock,
+        options: MasterServerOptions,
+        master: MasterCore,
+        clock: MonotonicUnixClock,
         journal: Arc<dyn Journal>,
     ) -> Self {
         Self {
             master,
             clock,
             journal,
-            counters: Counters::new(options.threads),
-            standing: ArcSwap::from_pointee(Standing::starting()),
-            dialects: Dialects::new(options.default_dialect),
-            releases: Releases::default(),
-            presence: Presence::new(u64::try_from(options.reconnect_time.as_millis()).unwrap_or(u64::MAX)),
-            upserts: UpsertsInProgress::default(),
+            counters: RpcCounters::new(options.threads),
+            leadership: ArcSwap::from_pointee(LeadershipStatus::starting()),
+            dialects: DialectRegistry::new(options.default_dialect),
+            unknown_forms: UnknownFormReporter::default(),
+            presence: NodePresence::new(
+                u64::try_from(options.reconnect_time.as_millis()).unwrap_or(u64::MAX),
+            ),
+            upserts: InFlightUpserts::default(),
             storage: options.storage,
             limits: options.limits,
             tls: options.tls,
-            capabilities: Capabilities::default(),
+            capabilities: CapabilityIssuer::default(),
             lost_on_disconnect: options.lost_on_disconnect,
             feed: Arc::new(ObjectFeed::new(clock.now_ms().saturating_mul(1 << 20))),
             epoch: AtomicU64::new(clock.now_ms()),
@@ -237,13 +239,13 @@ impl Server {
     }
 
     /// The state alone.
-    pub fn into_master(self) -> Master {
+    pub fn into_master(self) -> MasterCore {
         self.master
     }
 
     /// Somewhere to put the facts of calls into the state machine. They have to be committed before anybody is told.
-    pub fn recorder(&self) -> Recorder {
-        Recorder::with_feed(Arc::clone(&self.journal), Arc::clone(&self.feed))
+    pub fn recorder(&self) -> FactRecorder {
+        FactRecorder::with_feed(Arc::clone(&self.journal), Arc::clone(&self.feed))
     }
 
     /// Opens the rebuild from nodes, since this state lacks acknowledged changes. To be called before anything
@@ -280,7 +282,8 @@ impl Server {
             self.is_rebuilding.store(false, Relaxed);
             let counts = self.master.restore_counts();
             let offered: u64 = counts.iter().map(|(_, count)| count).sum();
-            let refused: u64 = counts.iter().filter(|(it, _)| !it.is_kept()).map(|(_, count)| count).sum();
+            let refused: u64 =
+                counts.iter().filter(|(it, _)| !it.is_accepted()).map(|(_, count)| count).sum();
             if offered > 0 {
                 let counts = counts.map(|(it, count)| format!("{}={count}", it.label())).join(" ");
                 tracing::info!(offered, refused, counts, "the rebuild from nodes' inventories is over");
@@ -289,10 +292,10 @@ impl Server {
     }
 
     /// Does what is due: evicts, expires, dispatches tasks.
-    pub fn tick(&self, recorder: &mut Recorder) {
+    pub fn tick(&self, recorder: &mut FactRecorder) {
         let now_ms = self.clock.now_ms();
-        for node in self.presence.overdue(now_ms) {
-            self.node_gone(node, Gone::Lost);
+        for node in self.presence.take_expired(now_ms) {
+            self.handle_node_departure(node, NodeDeparture::Lost);
         }
         self.master.tick(now_ms, recorder);
         self.feed.tick(now_ms);
@@ -304,16 +307,16 @@ impl Server {
     }
 
     /// The last connection of a node has closed, and the node counts as lost.
-    pub(crate) fn node_gone(&self, node: Uuid, how: Gone) {
-        if !self.standing.load().is_serving() {
+    pub(crate) fn handle_node_departure(&self, node: Uuid, how: NodeDeparture) {
+        if !self.leadership.load().is_serving() {
             return;
         }
-        if how == Gone::Away {
+        if how == NodeDeparture::Restarting {
             tracing::info!(%node, "a node is gone whose memory is kept: readers wait for it");
-            self.master.client_away(node);
+            self.master.client_restarting(node);
         } else if self.lost_on_disconnect {
             let mut recorder = self.recorder();
-            self.master.client_lost(self.clock.now_ms(), node, &mut recorder);
+            self.master.client_disconnected(self.clock.now_ms(), node, &mut recorder);
             if let Err(error) = recorder.commit() {
                 tracing::error!(%error, "the journal cannot be written");
             }
@@ -321,8 +324,8 @@ impl Server {
     }
 }
 
-impl std::fmt::Debug for Server {
+impl std::fmt::Debug for MasterServer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Server").field("standing", &self.standing).finish_non_exhaustive()
+        f.debug_struct("Server").field("standing", &self.leadership).finish_non_exhaustive()
     }
 }

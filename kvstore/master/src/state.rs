@@ -3,34 +3,34 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use moongate_kvcore::{Effects, Fact, Master, Settings, SnapshotCursor};
+use moongate_kvcore::{MasterCore, MasterCoreOptions, SnapshotCursor, StateChange, StateChangeSink};
 use parking_lot::Mutex;
 
-use crate::epochs::Epochs;
-use crate::metadata::Entries;
-use crate::record::{self, Record};
-use crate::server::Server;
+use crate::epochs::EpochHistory;
+use crate::metadata::MetadataTable;
+use crate::record::{self, MasterLogRecord};
+use crate::server::MasterServer;
 
 /// Places of the table that are looked at under one lock: some tens of microseconds.
-pub(crate) const PLACES_AT_ONCE: u32 = 64;
+pub(crate) const SLOTS_PER_LOCK: u32 = 64;
 
 /// What a log has beside the facts of the state machine.
 #[derive(Debug, Default)]
-pub struct Beside {
+pub struct AuxState {
     /// Whose records they are.
-    pub(crate) epochs: Mutex<Epochs>,
+    pub(crate) epochs: Mutex<EpochHistory>,
     /// The last number that a KV event may have.
     events: AtomicU64,
     /// Transfer metadata, if it is not kept elsewhere.
-    pub(crate) metadata: Arc<Mutex<Entries>>,
+    pub(crate) metadata: Arc<Mutex<MetadataTable>>,
 }
 
-impl Beside {
+impl AuxState {
     /// Tells all of it as records, for a snapshot.
-    pub(crate) fn tell(&self, mut each: impl FnMut(&[u8])) {
+    pub(crate) fn for_each_record(&self, mut each: impl FnMut(&[u8])) {
         each(&record::epochs(&self.epochs.lock()));
         each(&record::events(self.events()));
-        self.metadata.lock().tell(|change| each(&record::metadata(change)));
+        self.metadata.lock().for_each_record(|change| each(&record::metadata(change)));
     }
 
     /// Whether another master, or this one, has led with this state before the one that leads now.
@@ -51,59 +51,59 @@ impl Beside {
 
 /// A state, and the last record that it has.
 #[derive(Debug)]
-pub struct State {
+pub struct MasterState {
     /// The state machine.
-    pub master: Box<Master>,
+    pub master: Box<MasterCore>,
     /// What there is beside it.
-    pub beside: Arc<Beside>,
+    pub aux: Arc<AuxState>,
     /// The record's number.
-    pub last: u64,
+    pub last_record: u64,
 }
 
-impl State {
+impl MasterState {
     /// A state without any record.
-    pub fn empty(settings: &Settings) -> Self {
-        Self { master: Box::new(Master::new(settings.clone())), beside: Arc::default(), last: 0 }
+    pub fn empty(settings: &MasterCoreOptions) -> Self {
+        Self { master: Box::new(MasterCore::new(settings.clone())), aux: Arc::default(), last_record: 0 }
     }
 
     /// The state of a server that serves nobody any more.
-    pub(crate) fn of(server: Arc<Server>, beside: Arc<Beside>, last: u64) -> Self {
-        let master = Arc::try_unwrap(server).map(Server::into_master);
+    pub(crate) fn from_server(server: Arc<MasterServer>, aux: Arc<AuxState>, last_record: u64) -> Self {
+        let master = Arc::try_unwrap(server).map(MasterServer::into_master);
         let master = master.unwrap_or_else(|still_used| {
-            let copy = Applied(Master::new(still_used.master.settings().clone()));
+            let copy = FactApplier(MasterCore::new(still_used.master.settings().clone()));
             let (mut cursor, mut copy) = (Some(SnapshotCursor::default()), copy);
             while let Some(from) = cursor {
-                cursor = still_used.master.snapshot(from, PLACES_AT_ONCE, &mut copy);
+                cursor = still_used.master.snapshot(from, SLOTS_PER_LOCK, &mut copy);
             }
             copy.0
         });
-        Self { master: Box::new(master), beside, last }
+        Self { master: Box::new(master), aux, last_record }
     }
 
     /// Makes the next record true. Returns whether it fits: what does not is about something that is gone by now.
-    pub(crate) fn next(&mut self, record: &[u8]) -> bool {
-        self.last += 1;
+    pub(crate) fn apply_next(&mut self, record: &[u8]) -> bool {
+        self.last_record += 1;
         self.apply(record)
     }
 
-    /// Makes a part of a snapshot true, or the record with the number [`Self::last`].
+    /// Makes a part of a snapshot true, or the record with the number [`Self::last_record`].
     pub(crate) fn apply(&self, record: &[u8]) -> bool {
         match record::read(record) {
-            Some(Record::Fact(fact)) => self.master.apply(&fact).is_ok(),
-            Some(Record::Epoch(id)) => {
-                self.beside.epochs.lock().begin(id, self.last);
+            Some(MasterLogRecord::Fact(fact)) => self.master.apply(&fact).is_ok(),
+            Some(MasterLogRecord::Epoch(id)) => {
+                self.aux.epochs.lock().begin(id, self.last_record);
                 true
             }
-            Some(Record::Epochs(epochs)) => {
-                *self.beside.epochs.lock() = epochs;
+            Some(MasterLogRecord::Epochs(epochs)) => {
+                *self.aux.epochs.lock() = epochs;
                 true
             }
-            Some(Record::Events(bound)) => {
-                self.beside.reserve_events(bound);
+            Some(MasterLogRecord::Events(bound)) => {
+                self.aux.reserve_events(bound);
                 true
             }
-            Some(Record::Metadata(change)) => {
-                self.beside.metadata.lock().apply(change);
+            Some(MasterLogRecord::Metadata(change)) => {
+                self.aux.metadata.lock().apply(change);
                 true
             }
             None => false,
@@ -112,15 +112,15 @@ impl State {
 
     /// By what another master may know that it has the same records.
     pub(crate) fn position(&self) -> Option<(u64, u64)> {
-        self.beside.epochs.lock().current().map(|id| (id, self.last))
+        self.aux.epochs.lock().current().map(|id| (id, self.last_record))
     }
 }
 
 /// Makes facts true at once. What does not fit is left out.
-struct Applied(Master);
+struct FactApplier(MasterCore);
 
-impl Effects for Applied {
-    fn fact(&mut self, fact: Fact<'_>) {
+impl StateChangeSink for FactApplier {
+    fn record(&mut self, fact: StateChange<'_>) {
         let _ = self.0.apply(&fact);
     }
 }
@@ -129,34 +129,38 @@ impl Effects for Applied {
 mod tests {
     use super::*;
     use crate::journal::{Journal as _, MemoryJournal};
-    use crate::metadata::{Metadata, Put};
+    use crate::metadata::{MetadataPutOutcome, MetadataStore};
     use bytes::Bytes;
 
     #[test]
     fn what_is_beside_the_state_machine_comes_along() {
-        let (leader, journal) = (State::empty(&Settings::default()), Arc::new(MemoryJournal::new(1 << 20)));
-        leader.beside.epochs.lock().begin(7, journal.append(&record::epoch(7)));
-        leader.beside.reserve_events(50);
+        let (leader, journal) =
+            (MasterState::empty(&MasterCoreOptions::default()), Arc::new(MemoryJournal::new(1 << 20)));
+        leader.aux.epochs.lock().begin(7, journal.append(&record::epoch(7)));
+        leader.aux.reserve_events(50);
         journal.append(&record::events(50));
-        let metadata = Metadata::in_journal(Arc::clone(&leader.beside.metadata), journal.clone());
+        let metadata = MetadataStore::in_journal(Arc::clone(&leader.aux.metadata), journal.clone());
         for (key, value) in [("a", "1"), ("b/rpc_meta/x", "2"), ("a", "3"), ("gone", "4")] {
-            assert_eq!(metadata.put(key, &Bytes::from(value)), Put::Updated);
+            assert_eq!(metadata.put(key, &Bytes::from(value)), MetadataPutOutcome::Updated);
         }
         assert!(metadata.delete("gone"));
         metadata.commit().unwrap();
-        assert_eq!(metadata.put("b/rpc_meta/x", &Bytes::from("other")), Put::Duplicate);
+        assert_eq!(metadata.put("b/rpc_meta/x", &Bytes::from("other")), MetadataPutOutcome::Duplicate);
 
         // From the records, and from a snapshot.
-        let mut follower = State::empty(&Settings::default());
-        journal.read(1, |_, record| assert!(follower.next(record)));
-        let copy = State { last: follower.last, ..State::empty(&Settings::default()) };
-        follower.beside.tell(|record| assert!(copy.apply(record)));
+        let mut follower = MasterState::empty(&MasterCoreOptions::default());
+        journal.read(1, |_, record| assert!(follower.apply_next(record)));
+        let copy = MasterState {
+            last_record: follower.last_record,
+            ..MasterState::empty(&MasterCoreOptions::default())
+        };
+        follower.aux.for_each_record(|record| assert!(copy.apply(record)));
         for state in [follower, copy] {
-            assert_eq!((state.position(), state.beside.events()), (Some((7, 7)), 50));
-            let metadata = Metadata::in_journal(Arc::clone(&state.beside.metadata), journal.clone());
+            assert_eq!((state.position(), state.aux.events()), (Some((7, 7)), 50));
+            let metadata = MetadataStore::in_journal(Arc::clone(&state.aux.metadata), journal.clone());
             assert_eq!((metadata.count(), metadata.get("a")), (2, Some(Bytes::from("3"))));
             // Its client may have been started anew meanwhile.
-            assert_eq!(metadata.put("b/rpc_meta/x", &Bytes::from("other")), Put::Updated);
+            assert_eq!(metadata.put("b/rpc_meta/x", &Bytes::from("other")), MetadataPutOutcome::Updated);
         }
     }
 }

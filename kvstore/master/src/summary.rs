@@ -5,81 +5,82 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mooncake_wire::rpc::Method;
+use mooncake_wire::rpc::RpcMethod;
 use moongate_runtime::Supervisor;
 use tokio::time::MissedTickBehavior;
 
-use crate::count::CallCounts;
-use crate::server::Server;
+use crate::counters::CallCounts;
+use crate::server::MasterServer;
 
 /// How often the line is logged.
-const EVERY: Duration = Duration::from_secs(10);
+const INTERVAL: Duration = Duration::from_secs(10);
 
 /// What single calls are told, and under which name.
-const SINGLE: [(&str, Method); 15] = [
-    ("PutStart", Method::PutStart),
-    ("PutEnd", Method::PutEnd),
-    ("PutRevoke", Method::PutRevoke),
-    ("Get", Method::GetReplicaList),
-    ("Exist", Method::ExistKey),
-    ("Del", Method::Remove),
-    ("DelAll", Method::RemoveAll),
-    ("Ping", Method::Ping),
-    ("CopyStart", Method::CopyStart),
-    ("CopyEnd", Method::CopyEnd),
-    ("CopyRevoke", Method::CopyRevoke),
-    ("MoveStart", Method::MoveStart),
-    ("MoveEnd", Method::MoveEnd),
-    ("MoveRevoke", Method::MoveRevoke),
-    ("EvictDiskReplica", Method::EvictDiskReplica),
+const SINGLE: [(&str, RpcMethod); 15] = [
+    ("PutStart", RpcMethod::PutStart),
+    ("PutEnd", RpcMethod::PutEnd),
+    ("PutRevoke", RpcMethod::PutRevoke),
+    ("Get", RpcMethod::GetReplicaList),
+    ("Exist", RpcMethod::ExistKey),
+    ("Del", RpcMethod::Remove),
+    ("DelAll", RpcMethod::RemoveAll),
+    ("Ping", RpcMethod::Ping),
+    ("CopyStart", RpcMethod::CopyStart),
+    ("CopyEnd", RpcMethod::CopyEnd),
+    ("CopyRevoke", RpcMethod::CopyRevoke),
+    ("MoveStart", RpcMethod::MoveStart),
+    ("MoveEnd", RpcMethod::MoveEnd),
+    ("MoveRevoke", RpcMethod::MoveRevoke),
+    ("EvictDiskReplica", RpcMethod::EvictDiskReplica),
 ];
-const BATCHES: [(&str, Method); 7] = [
-    ("PutStart", Method::BatchPutStart),
-    ("PutEnd", Method::BatchPutEnd),
-    ("PutRevoke", Method::BatchPutRevoke),
-    ("Get", Method::BatchGetReplicaList),
-    ("ExistKey", Method::BatchExistKey),
-    ("QueryIp", Method::BatchQueryIp),
-    ("Clear", Method::BatchReplicaClear),
+const BATCHES: [(&str, RpcMethod); 7] = [
+    ("PutStart", RpcMethod::BatchPutStart),
+    ("PutEnd", RpcMethod::BatchPutEnd),
+    ("PutRevoke", RpcMethod::BatchPutRevoke),
+    ("Get", RpcMethod::BatchGetReplicaList),
+    ("ExistKey", RpcMethod::BatchExistKey),
+    ("QueryIp", RpcMethod::BatchQueryIp),
+    ("Clear", RpcMethod::BatchReplicaClear),
 ];
-const TASKS: [(&str, Method); 5] = [
-    ("CreateMoveTask", Method::CreateMoveTask),
-    ("CreateCopyTask", Method::CreateCopyTask),
-    ("QueryTask", Method::QueryTask),
-    ("FetchTasks", Method::FetchTasks),
-    ("MarkTaskToComplete", Method::MarkTaskToComplete),
+const TASKS: [(&str, RpcMethod); 5] = [
+    ("CreateMoveTask", RpcMethod::CreateMoveTask),
+    ("CreateCopyTask", RpcMethod::CreateCopyTask),
+    ("QueryTask", RpcMethod::QueryTask),
+    ("FetchTasks", RpcMethod::FetchTasks),
+    ("MarkTaskToComplete", RpcMethod::MarkTaskToComplete),
 ];
 
 /// Makes the line. Rates are those since the last time.
 #[derive(Debug)]
-pub struct Summary {
-    server: Arc<Server>,
+pub struct MetricsSummary {
+    server: Arc<MasterServer>,
     last: Instant,
-    before: HashMap<Method, CallCounts>,
+    previous: HashMap<RpcMethod, CallCounts>,
 }
 
 /// Figures a second.
 #[derive(Default)]
-struct Rates {
+struct CallRates {
     requests: f64,
     successes: f64,
     partial: f64,
     items: f64,
-    good_items: f64,
+    successful_items: f64,
 }
 
-impl Summary {
+impl MetricsSummary {
     /// Rates begin now.
-    pub fn new(server: &Arc<Server>) -> Self {
-        let before = Method::ALL.iter().map(|method| (*method, server.counters.of(*method))).collect();
-        Self { server: Arc::clone(server), last: Instant::now(), before }
+    pub fn new(server: &Arc<MasterServer>) -> Self {
+        let previous =
+            RpcMethod::ALL.iter().map(|method| (*method, server.counters.call_counts(*method))).collect();
+        Self { server: Arc::clone(server), last: Instant::now(), previous }
     }
 
     /// The line.
     pub fn text(&mut self) -> String {
         let seconds = self.last.elapsed().as_secs_f64().max(0.001);
         self.last = Instant::now();
-        let standing = self.server.standing.load_full();
+        let standing = self.server.leadership.load_full();
         let mut text = format!(
             "role={}, state={}, service_ready={}, master={{",
             standing.role.name(),
@@ -95,7 +96,7 @@ impl Summary {
 
     fn state(&self, text: &mut String) {
         let master = &self.server.master;
-        let fill = master.fill();
+        let fill = master.space_usage();
         let share = if fill.capacity > 0 {
             format!(" ({:.1}%)", 100.0 * fill.used as f64 / fill.capacity as f64)
         } else {
@@ -120,7 +121,7 @@ impl Summary {
         });
         text.push_str(" | Batch Requests (per sec, Req=Success/PartialSuccess/Total, Item=Success/Total): ");
         self.each(text, &BATCHES, seconds, |text, name, it| {
-            let Rates { requests, successes, partial, items, good_items } = it;
+            let CallRates { requests, successes, partial, items, successful_items: good_items } = it;
             let _ = write!(
                 text,
                 "{name}:(Req={successes:.2}/{partial:.2}/{requests:.2}, Item={good_items:.2}/{items:.2})"
@@ -135,9 +136,9 @@ impl Summary {
     fn each(
         &mut self,
         text: &mut String,
-        methods: &[(&str, Method)],
+        methods: &[(&str, RpcMethod)],
         seconds: f64,
-        write: impl Fn(&mut String, &str, Rates),
+        write: impl Fn(&mut String, &str, CallRates),
     ) {
         for (at, (name, method)) in methods.iter().enumerate() {
             if at > 0 {
@@ -147,21 +148,21 @@ impl Summary {
         }
     }
 
-    fn rates(&mut self, method: Method, seconds: f64) -> Rates {
-        let now = self.server.counters.of(method);
-        let before = self.before.insert(method, now).unwrap_or_default();
+    fn rates(&mut self, method: RpcMethod, seconds: f64) -> CallRates {
+        let now = self.server.counters.call_counts(method);
+        let before = self.previous.insert(method, now).unwrap_or_default();
         let rate = |of: fn(&CallCounts) -> u64| of(&now).saturating_sub(of(&before)) as f64 / seconds;
-        Rates {
+        CallRates {
             requests: rate(|it| it.requests),
             successes: rate(|it| it.requests.saturating_sub(it.failures + it.partial_successes)),
             partial: rate(|it| it.partial_successes),
             items: rate(|it| it.items),
-            good_items: rate(|it| it.items.saturating_sub(it.failed_items)),
+            successful_items: rate(|it| it.items.saturating_sub(it.failed_items)),
         }
     }
 
     fn evictions(&self, text: &mut String) {
-        let counts = self.server.master.counts();
+        let counts = self.server.master.statistics();
         let (rounds, keys, size) = (counts.eviction_rounds, counts.evicted_keys, bytes(counts.evicted_bytes));
         let (refused, discarded) = (counts.allocation_failures, counts.discarded_puts);
         let _ = write!(
@@ -189,10 +190,10 @@ fn bytes(bytes: u64) -> String {
 }
 
 /// Logs the line every ten seconds until the supervisor's shutdown.
-pub fn start(server: &Arc<Server>, supervisor: &Supervisor) {
-    let (mut summary, stop) = (Summary::new(server), supervisor.token());
+pub fn start(server: &Arc<MasterServer>, supervisor: &Supervisor) {
+    let (mut summary, stop) = (MetricsSummary::new(server), supervisor.token());
     supervisor.spawn("summary", async move {
-        let mut times = tokio::time::interval(EVERY);
+        let mut times = tokio::time::interval(INTERVAL);
         times.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
@@ -206,9 +207,9 @@ pub fn start(server: &Arc<Server>, supervisor: &Supervisor) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::count::Tally;
+    use crate::counters::CallOutcome;
     use crate::journal::MemoryJournal;
-    use crate::server::ServerOptions;
+    use crate::server::MasterServerOptions;
 
     #[test]
     fn sizes() {
@@ -218,9 +219,10 @@ mod tests {
 
     #[test]
     fn the_line_has_the_parts_that_tools_look_for() {
-        let server = Arc::new(Server::new(ServerOptions::default(), Arc::new(MemoryJournal::new(0))));
-        let mut summary = Summary::new(&server);
-        server.counters.add(0, Method::ExistKey, Tally::default(), Duration::ZERO);
+        let server =
+            Arc::new(MasterServer::new(MasterServerOptions::default(), Arc::new(MemoryJournal::new(0))));
+        let mut summary = MetricsSummary::new(&server);
+        server.counters.add(0, RpcMethod::ExistKey, CallOutcome::default(), Duration::ZERO);
         let line = summary.text();
         for part in [
             "role=standby, state=starting, service_ready=false, master={Mem Storage: 0 B / 0 B | ",

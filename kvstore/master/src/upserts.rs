@@ -13,7 +13,7 @@ use mooncake_wire::types::Uuid;
 use parking_lot::Mutex;
 
 /// For how long a late call is expected: the longest that clients of Mooncake wait for an answer.
-const LATE_MS: u64 = 30_000;
+const LATE_CALL_WINDOW_MS: u64 = 30_000;
 /// Upserts in progress that are remembered. Late calls about others are not recognised.
 const MAX_UPSERTS: usize = 65_536;
 
@@ -42,21 +42,21 @@ struct UpsertAttempt {
 
 /// Upserts in progress.
 #[derive(Debug, Default)]
-pub(crate) struct UpsertsInProgress {
+pub(crate) struct InFlightUpserts {
     attempts: Mutex<HashMap<(Uuid, Box<str>), UpsertAttempt>>,
     /// How many there are: nearly always none, and then no put needs the lock.
     count: AtomicUsize,
     connections: AtomicU64,
 }
 
-impl UpsertsInProgress {
+impl InFlightUpserts {
     /// A number for one more connection.
     pub(crate) fn new_connection(&self) -> u64 {
         self.connections.fetch_add(1, Relaxed)
     }
 
     /// An upsert has begun. After `release_ms` it is over, ended or not.
-    pub(crate) fn begun(&self, now_ms: u64, connection: u64, write: WrittenKey<'_>, release_ms: u64) {
+    pub(crate) fn begin(&self, now_ms: u64, connection: u64, write: WrittenKey<'_>, release_ms: u64) {
         let mut attempts = self.attempts.lock();
         let is_old = |it: &UpsertAttempt| it.began_ms.saturating_add(release_ms) <= now_ms;
         if attempts.len() >= MAX_UPSERTS {
@@ -66,7 +66,7 @@ impl UpsertsInProgress {
         let late_until_ms = match attempts.get(&name) {
             // Repeating it does not make it last longer.
             Some(before) if before.late_until_ms > now_ms => before.late_until_ms,
-            Some(before) if !is_old(before) => now_ms.saturating_add(LATE_MS),
+            Some(before) if !is_old(before) => now_ms.saturating_add(LATE_CALL_WINDOW_MS),
             _ => 0,
         };
         if attempts.len() < MAX_UPSERTS || attempts.contains_key(&name) {
@@ -78,12 +78,12 @@ impl UpsertsInProgress {
     /// A put has begun, so there is no upsert any more.
     pub(crate) fn put_begun(&self, write: WrittenKey<'_>) {
         if self.count.load(Relaxed) > 0 {
-            self.over(write);
+            self.finish(write);
         }
     }
 
     /// An upsert has been ended or revoked.
-    pub(crate) fn over(&self, write: WrittenKey<'_>) {
+    pub(crate) fn finish(&self, write: WrittenKey<'_>) {
         let mut attempts = self.attempts.lock();
         attempts.remove(&write.name());
         self.count.store(attempts.len(), Relaxed);

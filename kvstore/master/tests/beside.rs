@@ -2,15 +2,15 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod caller;
-#[path = "../../tests/store/world.rs"]
+#[path = "../../tests/store/harness.rs"]
 mod world;
 
 use std::collections::BTreeMap;
 
-use caller::{Connection, ours, ours_with};
+use caller::{TestRpcConnection, start_http_master, start_http_master_with};
 use mooncake_wire::types::Uuid;
-use moongate_kvcore::Settings;
-use moongate_master::{MetadataFace, MetadataPlace};
+use moongate_kvcore::MasterCoreOptions;
+use moongate_master::{MetadataLocation, MetadataServiceOptions};
 use serde_json::Value;
 use world::{NEWEST, RealMaster, RealNode};
 
@@ -125,10 +125,10 @@ const REQUESTS: &[(&str, &str, &str)] = &[
 #[tokio::test]
 async fn requests_are_answered_alike() {
     let real = RealMaster::start(NEWEST).await;
-    let ours = ours(None).await;
-    let admin = ours.faces.admin.to_string();
+    let ours = start_http_master(None).await;
+    let admin = ours.services.admin.to_string();
     for rpc in [&real.rpc, &ours.rpc] {
-        let mut connection = Connection::at(rpc).await;
+        let mut connection = TestRpcConnection::connect(rpc).await;
         connection.mount(CLIENT, 64 << 20).await;
         for (key, size) in [("whole", 32 << 20), ("a b", 100), ("a+b", 1)] {
             connection.put(CLIENT, key, size).await;
@@ -152,10 +152,13 @@ async fn requests_are_answered_alike() {
 async fn clients_find_each_other_by_metadata() {
     let folder = tempfile::tempdir().unwrap();
     let address = "127.0.0.1:0".parse().unwrap();
-    let face =
-        MetadataFace { address, place: MetadataPlace::Folder(folder.path().join("metadata")), cleanup: true };
-    let ours = ours(Some(face)).await;
-    let url = format!("http://{}/metadata", ours.faces.metadata.unwrap());
+    let face = MetadataServiceOptions {
+        address,
+        location: MetadataLocation::Folder(folder.path().join("metadata")),
+        cleanup: true,
+    };
+    let ours = start_http_master(Some(face)).await;
+    let url = format!("http://{}/metadata", ours.services.metadata.unwrap());
     let mut store = RealNode::start_of(NEWEST, &ours.rpc, &url, 32).await;
     let mut reader = RealNode::start_of(NEWEST, &ours.rpc, &url, 0).await;
     store.put("key", 70_000).await;
@@ -174,18 +177,22 @@ async fn clients_find_each_other_by_metadata() {
 
 #[tokio::test]
 async fn the_metadata_of_a_node_that_is_gone_goes_too() {
-    let face =
-        MetadataFace { address: "127.0.0.1:0".parse().unwrap(), place: MetadataPlace::Memory, cleanup: true };
-    let core = Settings { client_ttl_ms: 50, client_grace_ms: 50, ..Settings::default() };
-    let ours = ours_with(Some(face), core).await;
-    let url =
-        |name: &str| format!("http://{}/metadata?key=mooncake%2Fram%2F{name}", ours.faces.metadata.unwrap());
+    let face = MetadataServiceOptions {
+        address: "127.0.0.1:0".parse().unwrap(),
+        location: MetadataLocation::Memory,
+        cleanup: true,
+    };
+    let core = MasterCoreOptions { client_ttl_ms: 50, client_grace_ms: 50, ..MasterCoreOptions::default() };
+    let ours = start_http_master_with(Some(face), core).await;
+    let url = |name: &str| {
+        format!("http://{}/metadata?key=mooncake%2Fram%2F{name}", ours.services.metadata.unwrap())
+    };
     let (gone, other) = (url("127.0.0.1%3A12345"), url("127.0.0.1%3A12346"));
     for url in [&gone, &other] {
         assert_eq!(answer("PUT", url, "{}").await.0, 200);
     }
     // Its only connection ends at once, and no heartbeat comes.
-    Connection::at(&ours.rpc).await.mount(CLIENT, 64 << 20).await;
+    TestRpcConnection::connect(&ours.rpc).await.mount(CLIENT, 64 << 20).await;
     let is_gone = async {
         while answer("GET", &gone, "").await.0 != 404 {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
@@ -197,14 +204,14 @@ async fn the_metadata_of_a_node_that_is_gone_goes_too() {
 
 #[tokio::test]
 async fn a_long_list_of_keys_is_answered() {
-    let ours = ours(None).await;
-    let mut connection = Connection::at(&ours.rpc).await;
+    let ours = start_http_master(None).await;
+    let mut connection = TestRpcConnection::connect(&ours.rpc).await;
     connection.mount(CLIENT, 64 << 20).await;
     let keys: Vec<String> = (0..900).map(|number| format!("{number:064x}_0_k")).collect();
     for key in &keys {
         connection.put(CLIENT, key, 1).await;
     }
-    let url = format!("http://{}/batch_query_keys?keys={}", ours.faces.admin, keys.join(","));
+    let url = format!("http://{}/batch_query_keys?keys={}", ours.services.admin, keys.join(","));
     let answer: Value = client().get(url).send().await.unwrap().json().await.unwrap();
     let data = answer["data"].as_object().unwrap();
     assert_eq!((data.len(), data.values().filter(|it| it["ok"] == true).count()), (900, 900));

@@ -8,31 +8,33 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use mooncake_wire::Dialect;
-use mooncake_wire::frame::{self, Header as _, Parsed, RequestHeader, ResponseHeader, write_request};
-use mooncake_wire::rpc::Method;
-use moongate_kvcore::Settings;
-use moongate_master::call::{Caller, Rest};
+use mooncake_wire::frame::{
+    self, FrameHeader as _, FrameParseResult, RequestHeader, ResponseHeader, write_request,
+};
+use mooncake_wire::rpc::RpcMethod;
+use moongate_kvcore::MasterCoreOptions;
+use moongate_master::call::{CallerSession, RemainingInput};
 use moongate_master::journal::MemoryJournal;
-use moongate_master::{Server, ServerOptions};
+use moongate_master::{MasterServer, MasterServerOptions};
 use proptest::prelude::*;
 
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-fn caller() -> Caller {
-    let core = Settings { shards: 4, ..Settings::default() };
-    let options = ServerOptions { core, ..ServerOptions::default() };
-    Caller::new(Arc::new(Server::new(options, Arc::new(MemoryJournal::new(1 << 16)))), HOST, 0)
+fn caller() -> CallerSession {
+    let core = MasterCoreOptions { shards: 4, ..MasterCoreOptions::default() };
+    let options = MasterServerOptions { core, ..MasterServerOptions::default() };
+    CallerSession::new(Arc::new(MasterServer::new(options, Arc::new(MemoryJournal::new(1 << 16)))), HOST, 0)
 }
 
 /// Requests of any method in any dialect: well-formed, or with some bytes changed, or with any body.
 fn request() -> impl Strategy<Value = BytesMut> {
-    let method = prop::sample::select(Method::ALL);
+    let method = prop::sample::select(RpcMethod::ALL);
     let change = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..3);
     let body = prop::option::weighted(0.2, prop::collection::vec(any::<u8>(), 0..64));
     (method, prop::sample::select(&Dialect::ALL[..]), change, body).prop_map(
         |(method, dialect, change, body)| {
             let dialect = dialect.max(method.since());
-            let mut bytes = caller::simplest(method, dialect);
+            let mut bytes = caller::minimal_request(method, dialect);
             if let Some(body) = body {
                 bytes.clear();
                 let header = RequestHeader { sequence: 5, function_id: method.function_id() };
@@ -60,9 +62,9 @@ fn responses(mut bytes: BytesMut) -> (usize, usize) {
     let mut counts = (0, 0);
     loop {
         match frame::take::<ResponseHeader>(&mut bytes, usize::MAX).unwrap() {
-            Parsed::Frame(response) if response.header.error == 0 => counts.0 += 1,
-            Parsed::Frame(_) => counts.1 += 1,
-            Parsed::Incomplete(_) => {
+            FrameParseResult::Frame(response) if response.header.error == 0 => counts.0 += 1,
+            FrameParseResult::Frame(_) => counts.1 += 1,
+            FrameParseResult::Incomplete(_) => {
                 assert!(bytes.is_empty());
                 return counts;
             }
@@ -82,13 +84,13 @@ proptest! {
         let (mut whole, mut pieces) = (caller(), caller());
         let (mut answer, mut answers) = (BytesMut::new(), BytesMut::new());
         let progress = whole.run(&stream, &mut answer);
-        prop_assert_eq!(progress.used, stream.len());
+        prop_assert_eq!(progress.consumed, stream.len());
         let mut waiting = BytesMut::new();
         for piece in stream.chunks(piece) {
             waiting.extend_from_slice(piece);
             let progress = pieces.run(&waiting, &mut answers);
-            let _ = waiting.split_to(progress.used);
-            prop_assert!(matches!(progress.rest, Rest::Incomplete(1..)));
+            let _ = waiting.split_to(progress.consumed);
+            prop_assert!(matches!(progress.remaining, RemainingInput::Incomplete(1..)));
         }
         prop_assert!(waiting.is_empty());
         let expected = responses(answer);
@@ -101,7 +103,7 @@ proptest! {
     fn no_bytes_break_the_server(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let (mut caller, mut answer) = (caller(), BytesMut::new());
         let progress = caller.run(&bytes, &mut answer);
-        prop_assert!(progress.used <= bytes.len());
+        prop_assert!(progress.consumed <= bytes.len());
         responses(answer);
     }
 }

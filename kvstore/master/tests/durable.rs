@@ -12,19 +12,24 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use caller::{Connection, LIMIT};
+use caller::{LIMIT, TestRpcConnection};
 use fastrand::Rng;
-use memory_disk::{Files, MemoryDisk};
+use memory_disk::{FileContents, MemoryDisk};
 use mooncake_wire::ErrorCode;
 use mooncake_wire::rpc::{BatchRemove, BatchRemoveArguments, ClientArguments, Ping};
 use mooncake_wire::types::{
     DEFAULT_TENANT, ObjectMeta, ReplicaMedium, ReplicaType, ReplicateConfig, Segment, Uuid,
 };
-use moongate_kvcore::{Cursor, Effects, Fact, Master, Settings};
-use moongate_master::durable::{Durable, Keeper, Pace, Recovery, Restored};
-use moongate_master::journal::Recorder;
-use moongate_master::{Beside, Clock, Faces, FacesOptions, Server, ServerOptions, Standing, State, rpc};
-use moongate_oplog::{Folder, Options};
+use moongate_kvcore::{MasterCore, MasterCoreOptions, ObjectCursor, StateChange, StateChangeSink};
+use moongate_master::durable::{
+    DurableJournal, PersistenceSchedule, RecoveryOutcome, RestoreReport, StatePersister,
+};
+use moongate_master::journal::FactRecorder;
+use moongate_master::{
+    AuxServices, AuxServicesOptions, AuxState, LeadershipStatus, MasterServer, MasterServerOptions,
+    MasterState, MonotonicUnixClock, rpc,
+};
+use moongate_oplog::{LogDirectory, OplogOptions};
 use moongate_runtime::Supervisor;
 use tempfile::TempDir;
 
@@ -32,21 +37,21 @@ const CLIENT: Uuid = Uuid { first: 7, second: 7 };
 const KEYS: u64 = 300;
 const SEGMENT: u64 = 64 << 10;
 
-fn settings() -> Settings {
-    Settings {
+fn settings() -> MasterCoreOptions {
+    MasterCoreOptions {
         shards: 8,
         seed: 3,
         put_discard_ms: 50,
         put_release_ms: 100,
         lease_ttl_ms: 20,
         ramp_ms: 0,
-        ..Settings::default()
+        ..MasterCoreOptions::default()
     }
 }
 
 /// Small files, so that there are many of them, and two names of a machine's start.
-fn options(boot: &str) -> Options {
-    Options { file_bytes: 4000, boot_id: boot.to_owned(), ..Options::default() }
+fn options(boot: &str) -> OplogOptions {
+    OplogOptions { file_bytes: 4000, boot_id: boot.to_owned(), ..OplogOptions::default() }
 }
 
 fn segment(number: u64) -> Segment<String> {
@@ -62,27 +67,27 @@ fn segment(number: u64) -> Segment<String> {
 }
 
 /// Records facts, and what they amount to.
-struct Witness<'a> {
-    recorder: Recorder,
+struct StoredKeyRecorder<'a> {
+    recorder: FactRecorder,
     stored: &'a mut BTreeSet<String>,
 }
 
-impl Effects for Witness<'_> {
-    fn fact(&mut self, fact: Fact<'_>) {
+impl StateChangeSink for StoredKeyRecorder<'_> {
+    fn record(&mut self, fact: StateChange<'_>) {
         match &fact {
-            Fact::Stored { object, .. } => _ = self.stored.insert(object.key.to_string()),
-            Fact::Removed { key, .. } => _ = self.stored.remove(&**key),
+            StateChange::ObjectStored { object, .. } => _ = self.stored.insert(object.key.to_string()),
+            StateChange::Removed { key, .. } => _ = self.stored.remove(&**key),
             _ => {}
         }
-        self.recorder.fact(fact);
+        self.recorder.record(fact);
     }
 }
 
-struct World {
+struct DurabilitySimulation {
     folder: TempDir,
-    durable: Arc<Durable>,
-    master: Box<Master>,
-    beside: Arc<Beside>,
+    durable: Arc<DurableJournal>,
+    master: Box<MasterCore>,
+    aux: Arc<AuxState>,
     now_ms: u64,
     rng: Rng,
     /// What was answered for, and not taken back.
@@ -93,17 +98,17 @@ struct World {
     memory: BTreeMap<u64, String>,
 }
 
-impl World {
+impl DurabilitySimulation {
     fn new(seed: u64) -> Self {
         let folder = TempDir::new().unwrap();
-        let (durable, State { master, beside, .. }, restored) =
-            Durable::open(folder.path(), options("a"), &settings(), 1000).unwrap();
-        assert_eq!(restored, Restored::default());
+        let (durable, MasterState { master, aux: beside, .. }, restored) =
+            DurableJournal::open(folder.path(), options("a"), &settings(), 1000).unwrap();
+        assert_eq!(restored, RestoreReport::default());
         let mut world = Self {
             folder,
             durable: Arc::new(durable),
             master,
-            beside,
+            aux: beside,
             now_ms: 1000,
             rng: Rng::with_seed(seed),
             stored: BTreeSet::new(),
@@ -111,15 +116,18 @@ impl World {
             memory: BTreeMap::new(),
         };
         for number in 1..=3 {
-            world.act(|master, now, fx| master.mount(now, &segment(number), CLIENT, fx).unwrap());
+            world.commit_action(|master, now, fx| master.mount(now, &segment(number), CLIENT, fx).unwrap());
         }
         world
     }
 
     /// Does something and waits for its commit, as the server does before it answers.
-    fn act<T>(&mut self, action: impl FnOnce(&Master, u64, &mut dyn Effects) -> T) -> T {
-        let recorder = Recorder::new(self.durable.clone());
-        let mut witness = Witness { recorder, stored: &mut self.stored };
+    fn commit_action<T>(
+        &mut self,
+        action: impl FnOnce(&MasterCore, u64, &mut dyn StateChangeSink) -> T,
+    ) -> T {
+        let recorder = FactRecorder::new(self.durable.clone());
+        let mut witness = StoredKeyRecorder { recorder, stored: &mut self.stored };
         let done = action(&self.master, self.now_ms, &mut witness);
         witness.recorder.commit().unwrap();
         done
@@ -133,19 +141,24 @@ impl World {
             50..80 => self.end(),
             80..84 => {
                 if let Some((key, _)) = self.writing.pop_first() {
-                    _ = self.act(|master, _, fx| {
+                    _ = self.commit_action(|master, _, fx| {
                         master.put_revoke(CLIENT, "default", &key, ReplicaType::ALL, fx)
                     });
                 }
             }
             84..90 => {
                 let force = self.rng.bool();
-                _ = self.act(|master, now, fx| master.remove(now, "default", &key, force, fx));
+                _ = self.commit_action(|master, now, fx| master.remove(now, "default", &key, force, fx));
             }
             90..95 => _ = self.master.exist(self.now_ms, "default", &key),
-            95..99 => self.act(|master, now, fx| master.tick(now, fx)),
+            95..99 => self.commit_action(|master, now, fx| master.tick(now, fx)),
             _ => {
-                let keeper = Keeper::new(&self.durable, &self.master, &self.beside, Pace::default());
+                let keeper = StatePersister::new(
+                    &self.durable,
+                    &self.master,
+                    &self.aux,
+                    PersistenceSchedule::default(),
+                );
                 keeper.snapshot().unwrap();
             }
         }
@@ -156,7 +169,7 @@ impl World {
         let config =
             ReplicateConfig { replica_num: self.rng.u64(1..3), ..ReplicateConfig::<String>::default() };
         let upsert = self.rng.u32(0..4) == 0;
-        let replicas = self.act(|master, now, fx| match upsert {
+        let replicas = self.commit_action(|master, now, fx| match upsert {
             true => master.upsert_start(now, CLIENT, "default", &key, size, &config, fx),
             false => master.put_start(now, CLIENT, "default", &key, size, &config, fx),
         });
@@ -180,11 +193,13 @@ impl World {
         let key = self.writing.keys().nth(nth).unwrap().clone();
         self.writing.remove(&key);
         let object = ObjectMeta { key, object_checksum: None };
-        _ = self.act(|master, now, fx| master.put_end(now, CLIENT, "default", &object, ReplicaType::ALL, fx));
+        _ = self.commit_action(|master, now, fx| {
+            master.put_end(now, CLIENT, "default", &object, ReplicaType::ALL, fx)
+        });
     }
 
     /// The process dies: what is in its memory is gone, and a record may have been written in part.
-    fn kill(&mut self, boot: &str) -> Restored {
+    fn kill(&mut self, boot: &str) -> RestoreReport {
         let copy = TempDir::new().unwrap();
         for entry in fs::read_dir(self.folder.path()).unwrap() {
             let path = entry.unwrap().path();
@@ -200,16 +215,16 @@ impl World {
         let mut bytes = fs::read(&newest).unwrap();
         bytes.extend(header.into_iter().chain(std::iter::repeat_with(|| self.rng.u8(..))).take(torn));
         fs::write(&newest, bytes).unwrap();
-        let (durable, State { master, beside, .. }, restored) =
-            Durable::open(copy.path(), options(boot), &settings(), self.now_ms).unwrap();
-        (self.folder, self.durable, self.master, self.beside) = (copy, Arc::new(durable), master, beside);
+        let (durable, MasterState { master, aux: beside, .. }, restored) =
+            DurableJournal::open(copy.path(), options(boot), &settings(), self.now_ms).unwrap();
+        (self.folder, self.durable, self.master, self.aux) = (copy, Arc::new(durable), master, beside);
         restored
     }
 
     /// Every key that was answered for is there, no other is, and each is where its own bytes are.
     fn check(&mut self) {
         let mut there = BTreeSet::new();
-        let mut cursor = Some(Cursor::default());
+        let mut cursor = Some(ObjectCursor::default());
         while let Some(from) = cursor {
             cursor = self.master.keys(from, 64, |_, key| _ = there.insert(key.to_owned()));
         }
@@ -241,7 +256,7 @@ fn newest_log(folder: &Path) -> PathBuf {
 fn kills_lose_nothing_that_was_answered_for() {
     let mut kills = 0;
     for seed in 0..25 {
-        let mut world = World::new(seed);
+        let mut world = DurabilitySimulation::new(seed);
         for _ in 0..10 {
             for _ in 0..world.rng.u32(1..400) {
                 world.step();
@@ -258,14 +273,14 @@ fn kills_lose_nothing_that_was_answered_for() {
 
 #[test]
 fn objects_are_not_trusted_when_the_machine_died() {
-    let mut world = World::new(1);
+    let mut world = DurabilitySimulation::new(1);
     (0..500).for_each(|_| world.step());
     let restored = world.kill("b");
-    assert!(restored.recovery == Recovery::MachineDied && restored.keys == 0, "{restored}");
+    assert!(restored.recovery == RecoveryOutcome::MachineDied && restored.keys == 0, "{restored}");
     // It goes on, and is trusted again.
     (world.stored, world.writing, world.memory) = Default::default();
     for number in 1..=3 {
-        world.act(|master, now, fx| master.mount(now, &segment(number), CLIENT, fx).unwrap());
+        world.commit_action(|master, now, fx| master.mount(now, &segment(number), CLIENT, fx).unwrap());
     }
     (0..500).for_each(|_| world.step());
     assert!(world.kill("b").recovery.is_complete());
@@ -274,7 +289,7 @@ fn objects_are_not_trusted_when_the_machine_died() {
 
 #[test]
 fn a_master_that_was_closed_is_trusted_everywhere() {
-    let mut world = World::new(2);
+    let mut world = DurabilitySimulation::new(2);
     (0..500).for_each(|_| world.step());
     world.durable.log().close().unwrap();
     let restored = world.kill("c");
@@ -284,10 +299,12 @@ fn a_master_that_was_closed_is_trusted_everywhere() {
 
 #[test]
 fn a_damaged_snapshot_is_passed_over() {
-    let mut world = World::new(5);
+    let mut world = DurabilitySimulation::new(5);
     for _ in 0..2 {
         (0..300).for_each(|_| world.step());
-        Keeper::new(&world.durable, &world.master, &world.beside, Pace::default()).snapshot().unwrap();
+        StatePersister::new(&world.durable, &world.master, &world.aux, PersistenceSchedule::default())
+            .snapshot()
+            .unwrap();
     }
     let mut snapshots: Vec<PathBuf> =
         fs::read_dir(world.folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -300,7 +317,10 @@ fn a_damaged_snapshot_is_passed_over() {
     bytes[middle] ^= 1;
     fs::write(&newest, bytes).unwrap();
     let restored = world.kill("a");
-    assert!(restored.snapshot.is_some() && matches!(restored.recovery, Recovery::Spared(_)), "{restored:?}");
+    assert!(
+        restored.snapshot.is_some() && matches!(restored.recovery, RecoveryOutcome::IntactDespiteDamage(_)),
+        "{restored:?}"
+    );
     world.check();
     // Without any snapshot the log does not go back far enough.
     for entry in fs::read_dir(world.folder.path()).unwrap() {
@@ -309,29 +329,33 @@ fn a_damaged_snapshot_is_passed_over() {
             fs::remove_file(path).unwrap();
         }
     }
-    assert!(matches!(world.kill("a").recovery, Recovery::Damaged(_)));
+    assert!(matches!(world.kill("a").recovery, RecoveryOutcome::Damaged(_)));
 }
 
 /// The history of a master with 100 keys that were put and removed, and 100 others that got their space.
 #[test]
 fn a_flipped_bit_never_makes_one_object_of_another() {
-    let mut world = World::new(9);
-    let put = |world: &mut World, key: String| {
+    let mut world = DurabilitySimulation::new(9);
+    let put = |world: &mut DurabilitySimulation, key: String| {
         let config = ReplicateConfig::<String>::default();
         let replicas = world
-            .act(|master, now, fx| master.put_start(now, CLIENT, "default", &key, 1000, &config, fx))
+            .commit_action(|master, now, fx| {
+                master.put_start(now, CLIENT, "default", &key, 1000, &config, fx)
+            })
             .unwrap();
         let ReplicaMedium::Memory(buffer) = &replicas[0].medium else { panic!("{replicas:?}") };
         world.memory.insert(buffer.address, key.clone());
         let object = ObjectMeta { key, object_checksum: None };
         world
-            .act(|master, now, fx| master.put_end(now, CLIENT, "default", &object, ReplicaType::ALL, fx))
+            .commit_action(|master, now, fx| {
+                master.put_end(now, CLIENT, "default", &object, ReplicaType::ALL, fx)
+            })
             .unwrap();
     };
     (0..100).for_each(|number| put(&mut world, format!("old-{number}")));
     for number in 0..100 {
         let key = format!("old-{number}");
-        world.act(|master, now, fx| master.remove(now, "default", &key, true, fx)).unwrap();
+        world.commit_action(|master, now, fx| master.remove(now, "default", &key, true, fx)).unwrap();
     }
     (0..100).for_each(|number| put(&mut world, format!("new-{number}")));
     let intact: Vec<(PathBuf, Vec<u8>)> = logs(world.folder.path());
@@ -344,12 +368,12 @@ fn a_flipped_bit_never_makes_one_object_of_another() {
         let mut damaged = bytes.clone();
         damaged[bytes.len() / 2] ^= 1 << (nth % 8);
         fs::write(copy.path().join(path.file_name().unwrap()), &damaged).unwrap();
-        let (durable, State { master, .. }, restored) =
-            Durable::open(copy.path(), options("a"), &settings(), world.now_ms).unwrap();
-        let Recovery::Damaged(damage) = &restored.recovery else { panic!("{restored}") };
+        let (durable, MasterState { master, .. }, restored) =
+            DurableJournal::open(copy.path(), options("a"), &settings(), world.now_ms).unwrap();
+        let RecoveryOutcome::Damaged(damage) = &restored.recovery else { panic!("{restored}") };
         assert!(damage.missing_records > 0 && damage.unreadable_bytes > 0, "{restored}");
         // The damaged files are preserved.
-        let kept = damage.kept.clone().unwrap().join(path.file_name().unwrap());
+        let kept = damage.preserved_at.clone().unwrap().join(path.file_name().unwrap());
         assert_eq!(fs::read(kept).unwrap(), damaged);
         // Readers are not sent to a node before it has mounted its memory.
         assert!((0..100).all(|number| master.peek("default", &[format!("new-{number}")])[0].is_err()));
@@ -368,8 +392,9 @@ fn a_flipped_bit_never_makes_one_object_of_another() {
         }
         drop((durable, master));
         // The next start finds all in order.
-        let (_, _, again) = Durable::open(copy.path(), options("a"), &settings(), world.now_ms).unwrap();
-        assert_eq!((&again.recovery, again.keys), (&Recovery::Intact, restored.keys));
+        let (_, _, again) =
+            DurableJournal::open(copy.path(), options("a"), &settings(), world.now_ms).unwrap();
+        assert_eq!((&again.recovery, again.keys), (&RecoveryOutcome::Intact, restored.keys));
     }
     assert!(proven > 0 && absent > 0, "{proven} proven, {absent} absent");
 }
@@ -384,15 +409,21 @@ fn logs(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_refuses_changes_and_answers_reads() {
     let disk = MemoryDisk::default();
-    let folder = Arc::new(Folder::take_on(Arc::new(disk.clone()), Path::new("/data")).unwrap());
-    let (durable, State { master, beside, .. }, _) =
-        Durable::open_in(folder, options("a"), &settings(), 1000).unwrap();
+    let folder = Arc::new(LogDirectory::lock_on(Arc::new(disk.clone()), Path::new("/data")).unwrap());
+    let (durable, MasterState { master, aux: beside, .. }, _) =
+        DurableJournal::open_in(folder, options("a"), &settings(), 1000).unwrap();
     let durable = Arc::new(durable);
     let nowhere = "127.0.0.1:0".parse().unwrap();
-    let mut faces = Faces::new(FacesOptions { admin: nowhere, metadata: None, events: None, quotas: None });
+    let mut faces =
+        AuxServices::new(AuxServicesOptions { admin: nowhere, metadata: None, events: None, quotas: None });
     let journal = faces.observe(durable.clone(), &beside);
-    let server = Arc::new(Server::with_state(ServerOptions::default(), *master, Clock::start(), journal));
-    server.standing.store(Arc::new(Standing::alone()));
+    let server = Arc::new(MasterServer::with_state(
+        MasterServerOptions::default(),
+        *master,
+        MonotonicUnixClock::start(),
+        journal,
+    ));
+    server.leadership.store(Arc::new(LeadershipStatus::standalone()));
     let supervisor = Supervisor::new();
     let rpc = rpc::serve(&server, nowhere, 1, &supervisor).unwrap();
     let admin = faces.start(&server, &supervisor).await.unwrap().admin;
@@ -401,16 +432,17 @@ async fn a_full_disk_refuses_changes_and_answers_reads() {
     let (stop, stopped) = std::sync::mpsc::channel();
     let (kept, used) = (durable.clone(), server.clone());
     let keeper = std::thread::spawn(move || {
-        let pace = Pace { flush_every: Duration::from_millis(5), ..Pace::default() };
-        Keeper::new(&kept, &used.master, &beside, pace).run(&stopped);
+        let pace =
+            PersistenceSchedule { flush_every: Duration::from_millis(5), ..PersistenceSchedule::default() };
+        StatePersister::new(&kept, &used.master, &beside, pace).run(&stopped);
     });
 
-    let mut client = Connection::at(&rpc.address().to_string()).await;
+    let mut client = TestRpcConnection::connect(&rpc.address().to_string()).await;
     client.mount(CLIENT, 1 << 24).await;
     client.put(CLIENT, "before", 1000).await;
     assert!(get("/health").await.contains(r#""status":"ok""#));
     assert!(!get("/health").await.contains("problems"));
-    disk.set_room(Some(10));
+    disk.set_free_bytes(Some(10));
     // The first is applied before its commit fails; the others are refused.
     for name in ["a", "b", "c"] {
         assert_eq!(client.try_begin(CLIENT, name, 1000).await, Err(ErrorCode::PERSISTENT_FAIL));
@@ -427,7 +459,7 @@ async fn a_full_disk_refuses_changes_and_answers_reads() {
     }
     assert!(metrics.contains("moongate_master_data_free_bytes "));
 
-    disk.set_room(Some(1 << 20));
+    disk.set_free_bytes(Some(1 << 20));
     let recovered = async {
         while !get("/health").await.contains(r#""status":"ok""#) {
             tokio::task::yield_now().await;
@@ -439,9 +471,9 @@ async fn a_full_disk_refuses_changes_and_answers_reads() {
     keeper.join().unwrap();
     let (master, _) = {
         let files = MemoryDisk::with(disk.files());
-        let folder = Arc::new(Folder::take_on(Arc::new(files), Path::new("/data")).unwrap());
-        let (_, state, restored) = Durable::open_in(folder, options("a"), &settings(), 2000).unwrap();
-        assert_eq!(restored.recovery, Recovery::Intact);
+        let folder = Arc::new(LogDirectory::lock_on(Arc::new(files), Path::new("/data")).unwrap());
+        let (_, state, restored) = DurableJournal::open_in(folder, options("a"), &settings(), 2000).unwrap();
+        assert_eq!(restored.recovery, RecoveryOutcome::Intact);
         (state.master, restored)
     };
     assert!(["before", "after"].iter().all(|key| master.peek("default", &[*key])[0].is_ok()));
@@ -454,13 +486,13 @@ fn no_fault_of_a_disk_makes_one_object_of_another() {
     let disk = MemoryDisk::default();
     let path = Path::new("/data");
     let open = |disk: &MemoryDisk, now_ms| {
-        let folder = Arc::new(Folder::take_on(Arc::new(disk.clone()), path).unwrap());
-        let small = Options { file_bytes: 400, ..options("a") };
-        Durable::open_in(folder, small, &settings(), now_ms).unwrap()
+        let folder = Arc::new(LogDirectory::lock_on(Arc::new(disk.clone()), path).unwrap());
+        let small = OplogOptions { file_bytes: 400, ..options("a") };
+        DurableJournal::open_in(folder, small, &settings(), now_ms).unwrap()
     };
     let (durable, state, _) = open(&disk, 1000);
     let durable = Arc::new(durable);
-    let mut recorder = Recorder::new(durable.clone());
+    let mut recorder = FactRecorder::new(durable.clone());
     let (master, config) = (&state.master, ReplicateConfig::<String>::default());
     // Room for two objects, so that space goes from one to another.
     let small = Segment { size: 2 << 10, ..segment(1) };
@@ -482,16 +514,18 @@ fn no_fault_of_a_disk_makes_one_object_of_another() {
         recorder.commit().unwrap();
         stored.insert(key);
         if number == 4 {
-            Keeper::new(&durable, master, &state.beside, Pace::default()).snapshot().unwrap();
+            StatePersister::new(&durable, master, &state.aux, PersistenceSchedule::default())
+                .snapshot()
+                .unwrap();
         }
     }
     durable.log().flush().unwrap();
     let files = disk.files();
     let mut proven = 0;
-    let mut check = |files: Files, fault: &str| {
+    let mut check = |files: FileContents, fault: &str| {
         let disk = MemoryDisk::with(files);
         let (durable, state, restored) = open(&disk, 2000);
-        let mut recorder = Recorder::new(Arc::new(durable));
+        let mut recorder = FactRecorder::new(Arc::new(durable));
         state.master.remount(2000, std::slice::from_ref(&small), CLIENT, &mut recorder).unwrap();
         let mut there = BTreeSet::new();
         for number in 0..8 {
@@ -510,7 +544,7 @@ fn no_fault_of_a_disk_makes_one_object_of_another() {
         drop(recorder);
         let (_, again_state, again) = open(&disk, 2000);
         let keys = [&state, &again_state].map(|it| it.master.key_count());
-        assert_eq!((&again.recovery, keys[1]), (&Recovery::Intact, keys[0]), "{fault}");
+        assert_eq!((&again.recovery, keys[1]), (&RecoveryOutcome::Intact, keys[0]), "{fault}");
     };
     check(files.clone(), "none");
     for (path, bytes) in &files {

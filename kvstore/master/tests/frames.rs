@@ -7,18 +7,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use caller::{Connection, LIMIT, Started, key, started, started_with};
-use mooncake_wire::frame::{Fault, RequestHeader, write_request};
+use caller::{LIMIT, TestMaster, TestRpcConnection, key, start_master, start_master_with};
+use mooncake_wire::frame::{RequestHeader, RpcFault, write_request};
 use mooncake_wire::rpc::{
-    ClientArguments, ExistKey, HEARTBEATS_ONLY, Method, NoArguments, Ping, PutEnd, PutEndArguments,
-    PutRevokeArguments, PutStartArguments, RETURNS, ServiceReady, UpsertEnd, UpsertRevoke, UpsertStart,
+    ClientArguments, ExistKey, HEARTBEATS_ONLY, MEMORY_RETAINED, NoArguments, Ping, PutEnd, PutEndArguments,
+    PutRevokeArguments, PutStartArguments, RpcMethod, ServiceReady, UpsertEnd, UpsertRevoke, UpsertStart,
     encode_request,
 };
 use mooncake_wire::types::{
     ClientStatus, DEFAULT_TENANT, ObjectMeta, ReplicaMedium, ReplicaType, ReplicateConfig, Uuid,
 };
 use mooncake_wire::{Dialect, ErrorCode};
-use moongate_master::{Limits, ServerOptions};
+use moongate_master::{MasterServerOptions, RpcLimits};
 use tokio::io::AsyncWriteExt as _;
 
 /// A request of any method with any body.
@@ -35,8 +35,8 @@ fn raw(function_id: u32, sequence: u32, body: &[u8]) -> BytesMut {
 
 #[tokio::test]
 async fn requests_may_be_pipelined_and_come_in_pieces() {
-    let master = started();
-    let mut connection = Connection::to(&master).await;
+    let master = start_master();
+    let mut connection = TestRpcConnection::connect_to(&master).await;
     let mut requests = BytesMut::new();
     for sequence in 0..1000 {
         encode_request::<ExistKey, &str>(sequence, Dialect::NEWEST, &key("k"), &mut requests).unwrap();
@@ -50,31 +50,31 @@ async fn requests_may_be_pipelined_and_come_in_pieces() {
         assert_eq!((header.sequence, header.error), (sequence, 0));
         assert_eq!(body[..], [0xd2, 0x00, 0xe8, 0x90, 1, 0]);
     }
-    let counts = master.server.counters.of(Method::ExistKey);
+    let counts = master.server.counters.call_counts(RpcMethod::ExistKey);
     assert_eq!((counts.requests, counts.failures, counts.latency.iter().sum()), (1000, 0, 1000));
 }
 
 #[tokio::test]
 async fn faults_leave_the_connection_usable() {
-    let master = started();
-    let mut connection = Connection::to(&master).await;
-    let exist = Method::ExistKey.function_id();
+    let master = start_master();
+    let mut connection = TestRpcConnection::connect_to(&master).await;
+    let exist = RpcMethod::ExistKey.function_id();
     for (request, expected) in [
-        (raw(0x1234_5678, 7, b""), Fault::not_registered()),
-        (raw(exist, 7, b""), Fault::invalid_argument()),
-        (raw(exist, 7, b"garbage that is long enough"), Fault::invalid_argument()),
+        (raw(0x1234_5678, 7, b""), RpcFault::not_registered()),
+        (raw(exist, 7, b""), RpcFault::invalid_argument()),
+        (raw(exist, 7, b"garbage that is long enough"), RpcFault::invalid_argument()),
         // The right hash, and then too little.
-        (raw(exist, 7, &[0xd8, 0x1e, 0xf9, 0x7c, 200]), Fault::invalid_argument()),
+        (raw(exist, 7, &[0xd8, 0x1e, 0xf9, 0x7c, 200]), RpcFault::invalid_argument()),
         // A length that is larger than memory.
         (
             raw(exist, 7, &[0xd9, 0x1e, 0xf9, 0x7c, 0x18, 255, 255, 255, 255, 255, 255, 255, 127]),
-            Fault::invalid_argument(),
+            RpcFault::invalid_argument(),
         ),
     ] {
         connection.stream.write_all(&request).await.unwrap();
         let (header, body) = connection.response().await.unwrap();
         assert_eq!(header.sequence, 7);
-        assert_eq!(Fault::parse(header.error, &body).unwrap(), expected);
+        assert_eq!(RpcFault::parse(header.error, &body).unwrap(), expected);
     }
     assert_eq!(connection.call::<ExistKey>(&key("k")).await, Ok(false));
     assert_eq!(
@@ -85,11 +85,11 @@ async fn faults_leave_the_connection_usable() {
 
 #[tokio::test]
 async fn who_speaks_something_else_is_left_without_an_answer() {
-    let master = started();
+    let master = start_master();
     for start in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0x15, 1, 0, 0], &[0x15, 0, 1, 0]] {
-        let mut connection = Connection::to(&master).await;
+        let mut connection = TestRpcConnection::connect_to(&master).await;
         // What came before is answered.
-        let mut bytes = raw(Method::ServiceReady.function_id(), 1, b"");
+        let mut bytes = raw(RpcMethod::ServiceReady.function_id(), 1, b"");
         bytes.extend_from_slice(start);
         connection.stream.write_all(&bytes).await.unwrap();
         assert_eq!(connection.response().await.unwrap().0.sequence, 1);
@@ -99,10 +99,10 @@ async fn who_speaks_something_else_is_left_without_an_answer() {
 
 #[tokio::test]
 async fn a_length_is_not_believed_before_the_bytes_are_there() {
-    let limits = Limits { frame_bytes: 1 << 20, ..Limits::default() };
-    let master = started_with(ServerOptions { limits, ..ServerOptions::default() });
-    let mut connection = Connection::to(&master).await;
-    let mut header = raw(Method::ExistKey.function_id(), 1, b"");
+    let limits = RpcLimits { frame_bytes: 1 << 20, ..RpcLimits::default() };
+    let master = start_master_with(MasterServerOptions { limits, ..MasterServerOptions::default() });
+    let mut connection = TestRpcConnection::connect_to(&master).await;
+    let mut header = raw(RpcMethod::ExistKey.function_id(), 1, b"");
     header[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
     connection.stream.write_all(&header).await.unwrap();
     assert!(connection.response().await.is_none());
@@ -110,10 +110,10 @@ async fn a_length_is_not_believed_before_the_bytes_are_there() {
 
 #[tokio::test]
 async fn memory_of_all_connections_together_is_bounded() {
-    let limits = Limits { buffer_bytes: 1 << 20, ..Limits::default() };
-    let master = started_with(ServerOptions { limits, ..ServerOptions::default() });
-    let mut connection = Connection::to(&master).await;
-    let mut header = raw(Method::ExistKey.function_id(), 1, b"");
+    let limits = RpcLimits { buffer_bytes: 1 << 20, ..RpcLimits::default() };
+    let master = start_master_with(MasterServerOptions { limits, ..MasterServerOptions::default() });
+    let mut connection = TestRpcConnection::connect_to(&master).await;
+    let mut header = raw(RpcMethod::ExistKey.function_id(), 1, b"");
     header[12..16].copy_from_slice(&(100_u32 << 20).to_le_bytes());
     connection.stream.write_all(&header).await.unwrap();
     // The rest never comes as a whole: the connection is closed when it holds too much.
@@ -123,12 +123,12 @@ async fn memory_of_all_connections_together_is_bounded() {
 }
 
 #[tokio::test]
-async fn an_unfinished_request_is_waited_for_only_so_long_and_an_idle_connection_for_ever() {
-    let limits = Limits { stall: Duration::from_millis(50), ..Limits::default() };
-    let master = started_with(ServerOptions { limits, ..ServerOptions::default() });
-    let mut idle = Connection::to(&master).await;
-    let mut half = Connection::to(&master).await;
-    let request = raw(Method::ServiceReady.function_id(), 1, b"");
+async fn partial_request_times_out_and_idle_connection_does_not() {
+    let limits = RpcLimits { stall_timeout: Duration::from_millis(50), ..RpcLimits::default() };
+    let master = start_master_with(MasterServerOptions { limits, ..MasterServerOptions::default() });
+    let mut idle = TestRpcConnection::connect_to(&master).await;
+    let mut half = TestRpcConnection::connect_to(&master).await;
+    let request = raw(RpcMethod::ServiceReady.function_id(), 1, b"");
     half.stream.write_all(&request[..10]).await.unwrap();
     assert!(half.response().await.is_none());
     assert_eq!(idle.call::<ServiceReady>(&NoArguments).await, Ok("2.0.0".into()));
@@ -136,11 +136,11 @@ async fn an_unfinished_request_is_waited_for_only_so_long_and_an_idle_connection
 
 #[tokio::test]
 async fn more_connections_than_allowed_wait() {
-    let limits = Limits { connections: 1, ..Limits::default() };
-    let master = started_with(ServerOptions { limits, ..ServerOptions::default() });
-    let mut first = Connection::to(&master).await;
+    let limits = RpcLimits { connections: 1, ..RpcLimits::default() };
+    let master = start_master_with(MasterServerOptions { limits, ..MasterServerOptions::default() });
+    let mut first = TestRpcConnection::connect_to(&master).await;
     assert!(first.call::<ServiceReady>(&NoArguments).await.is_ok());
-    let mut second = Connection::to(&master).await;
+    let mut second = TestRpcConnection::connect_to(&master).await;
     let mut waiting = std::pin::pin!(second.call::<ServiceReady>(&NoArguments));
     let both = async {
         tokio::select! {
@@ -156,9 +156,9 @@ async fn more_connections_than_allowed_wait() {
 
 #[tokio::test]
 async fn a_reader_who_does_not_read_is_not_read_from() {
-    let limits = Limits { stall: Duration::from_millis(200), ..Limits::default() };
-    let master = started_with(ServerOptions { limits, ..ServerOptions::default() });
-    let mut connection = Connection::to(&master).await;
+    let limits = RpcLimits { stall_timeout: Duration::from_millis(200), ..RpcLimits::default() };
+    let master = start_master_with(MasterServerOptions { limits, ..MasterServerOptions::default() });
+    let mut connection = TestRpcConnection::connect_to(&master).await;
     let mut requests = BytesMut::new();
     for sequence in 0..10_000 {
         encode_request::<ServiceReady, &str>(sequence, Dialect::NEWEST, &NoArguments, &mut requests).unwrap();
@@ -171,11 +171,11 @@ async fn a_reader_who_does_not_read_is_not_read_from() {
 #[tokio::test]
 async fn all_methods_are_answered_in_all_dialects() {
     for dialect in Dialect::ALL {
-        let options = ServerOptions { default_dialect: dialect, ..ServerOptions::default() };
-        let master = started_with(options);
-        let mut connection = Connection::to(&master).await;
-        for method in Method::ALL.iter().filter(|method| method.dialects().contains(dialect)) {
-            let request = caller::simplest(*method, dialect);
+        let options = MasterServerOptions { default_dialect: dialect, ..MasterServerOptions::default() };
+        let master = start_master_with(options);
+        let mut connection = TestRpcConnection::connect_to(&master).await;
+        for method in RpcMethod::ALL.iter().filter(|method| method.dialects().contains(dialect)) {
+            let request = caller::minimal_request(*method, dialect);
             connection.stream.write_all(&request).await.unwrap();
             let (header, body) =
                 connection.response().await.unwrap_or_else(|| panic!("{method:?} {dialect}"));
@@ -188,8 +188,8 @@ async fn all_methods_are_answered_in_all_dialects() {
 
 #[tokio::test]
 async fn a_drain_answers_what_was_asked_and_closes() {
-    let master = started();
-    let mut connection = Connection::to(&master).await;
+    let master = start_master();
+    let mut connection = TestRpcConnection::connect_to(&master).await;
     assert!(connection.call::<ServiceReady>(&NoArguments).await.is_ok());
     let running = Arc::clone(&master.server);
     master.rpc.stop();
@@ -200,7 +200,7 @@ async fn a_drain_answers_what_was_asked_and_closes() {
 }
 
 /// Waits until the only node there is has become silent.
-async fn is_silent(master: &Started) {
+async fn is_silent(master: &TestMaster) {
     let mut recorder = master.server.recorder();
     let silent = async {
         while master.server.master.client_counts() != (0, 1) {
@@ -213,9 +213,10 @@ async fn is_silent(master: &Started) {
 
 #[tokio::test]
 async fn a_node_is_silent_when_its_last_connection_is_gone() {
-    let master = started();
+    let master = start_master();
     let node = Uuid { first: 1, second: 2 };
-    let [mut one, mut other] = [Connection::to(&master).await, Connection::to(&master).await];
+    let [mut one, mut other] =
+        [TestRpcConnection::connect_to(&master).await, TestRpcConnection::connect_to(&master).await];
     one.mount(node, 1 << 24).await;
     assert!(other.call::<Ping>(&ClientArguments { client_id: node }).await.is_ok());
     one.put(node, "k", 1000).await;
@@ -224,7 +225,7 @@ async fn a_node_is_silent_when_its_last_connection_is_gone() {
     assert_eq!(master.server.master.client_counts(), (1, 0));
     drop(other);
     is_silent(&master).await;
-    let mut reader = Connection::to(&master).await;
+    let mut reader = TestRpcConnection::connect_to(&master).await;
     assert_ne!(reader.replicas("k").await.map(|list| list.replicas.len()), Ok(1));
     // It comes back with everything that it had.
     reader.mount(node, 1 << 24).await;
@@ -234,19 +235,19 @@ async fn a_node_is_silent_when_its_last_connection_is_gone() {
 
 /// A client of Mooncake sends heartbeats on any connection of its pool, and closes them all when calls fail.
 #[tokio::test]
-async fn a_client_that_closes_its_pooled_connections_is_not_taken_for_gone() {
+async fn closing_pooled_connections_does_not_expire_a_client() {
     let reconnect_time = Duration::from_secs(3600);
-    let master = started_with(ServerOptions { reconnect_time, ..ServerOptions::default() });
+    let master = start_master_with(MasterServerOptions { reconnect_time, ..MasterServerOptions::default() });
     let mut recorder = master.server.recorder();
     let node = Uuid { first: 1, second: 2 };
     let ping = ClientArguments { client_id: node };
-    let mut other = Connection::to(&master).await;
+    let mut other = TestRpcConnection::connect_to(&master).await;
     assert_eq!(other.call::<ExistKey>(&key("k")).await, Ok(false));
     // Each connection has the server.
     let alone = Arc::strong_count(&master.server);
     let mut pool = Vec::new();
     for _ in 0..4 {
-        pool.push(Connection::to(&master).await);
+        pool.push(TestRpcConnection::connect_to(&master).await);
     }
     pool[0].mount(node, 1 << 24).await;
     for connection in &mut pool {
@@ -264,7 +265,7 @@ async fn a_client_that_closes_its_pooled_connections_is_not_taken_for_gone() {
         master.server.tick(&mut recorder);
         assert_eq!(other.call::<ExistKey>(&key("k")).await, Ok(true), "round {round}");
         other.put(node, &format!("new {round}"), 1000).await;
-        let mut next = Connection::to(&master).await;
+        let mut next = TestRpcConnection::connect_to(&master).await;
         let pong = next.call::<Ping>(&ping).await.unwrap();
         assert_eq!(pong.client_status, ClientStatus::OK);
         pool.push(next);
@@ -272,11 +273,11 @@ async fn a_client_that_closes_its_pooled_connections_is_not_taken_for_gone() {
 }
 
 #[tokio::test]
-async fn a_node_is_gone_with_the_connection_that_carries_only_its_heartbeats() {
+async fn node_expires_with_its_heartbeat_connection() {
     let reconnect_time = Duration::from_secs(3600);
-    let master = started_with(ServerOptions { reconnect_time, ..ServerOptions::default() });
+    let master = start_master_with(MasterServerOptions { reconnect_time, ..MasterServerOptions::default() });
     let node = Uuid { first: 1, second: 2 };
-    let mut heartbeats = Connection::to(&master).await;
+    let mut heartbeats = TestRpcConnection::connect_to(&master).await;
     heartbeats.attachment = HEARTBEATS_ONLY;
     heartbeats.mount(node, 1 << 24).await;
     drop(heartbeats);
@@ -284,11 +285,12 @@ async fn a_node_is_gone_with_the_connection_that_carries_only_its_heartbeats() {
 }
 
 #[tokio::test]
-async fn a_node_that_returns_is_waited_for_and_gets_nothing_new_meanwhile() {
-    let master = started();
+async fn returning_node_is_awaited_and_gets_no_allocations() {
+    let master = start_master();
     let node = Uuid { first: 1, second: 2 };
-    let (mut first, mut other) = (Connection::to(&master).await, Connection::to(&master).await);
-    first.attachment = RETURNS;
+    let (mut first, mut other) =
+        (TestRpcConnection::connect_to(&master).await, TestRpcConnection::connect_to(&master).await);
+    first.attachment = MEMORY_RETAINED;
     first.mount(node, 1 << 24).await;
     first.put(node, "k", 1000).await;
     drop(first);
@@ -302,7 +304,7 @@ async fn a_node_that_returns_is_waited_for_and_gets_nothing_new_meanwhile() {
     assert_eq!(other.replicas("k").await.map(|list| list.replicas.len()), Ok(1));
     assert_eq!(master.server.master.client_counts(), (1, 0));
 
-    let mut next = Connection::to(&master).await;
+    let mut next = TestRpcConnection::connect_to(&master).await;
     let pong = next.call::<Ping>(&ClientArguments { client_id: node }).await.unwrap();
     assert_eq!(pong.client_status, ClientStatus::OK);
     next.put(node, "new", 1000).await;
@@ -314,10 +316,13 @@ async fn a_node_that_returns_is_waited_for_and_gets_nothing_new_meanwhile() {
 /// A client's call is not answered in time, so it writes the key again on another connection; then the first call arrives.
 #[tokio::test]
 async fn a_late_end_does_not_end_a_later_upsert() {
-    let master = started();
+    let master = start_master();
     let node = Uuid { first: 1, second: 2 };
-    let [mut late, mut next, mut reader] =
-        [Connection::to(&master).await, Connection::to(&master).await, Connection::to(&master).await];
+    let [mut late, mut next, mut reader] = [
+        TestRpcConnection::connect_to(&master).await,
+        TestRpcConnection::connect_to(&master).await,
+        TestRpcConnection::connect_to(&master).await,
+    ];
     late.mount(node, 1 << 24).await;
     let start = |size| PutStartArguments {
         client_id: node,
@@ -335,7 +340,7 @@ async fn a_late_end_does_not_end_a_later_upsert() {
         replica_type: ReplicaType::ALL,
         tenant: DEFAULT_TENANT,
     };
-    let size = async |reader: &mut Connection| {
+    let size = async |reader: &mut TestRpcConnection| {
         reader.replicas("k").await.map(|list| match &list.replicas[0].medium {
             ReplicaMedium::Memory(buffer) => buffer.size,
             other => panic!("{other:?}"),
@@ -360,7 +365,7 @@ async fn a_late_end_does_not_end_a_later_upsert() {
 }
 
 /// As many connections as can be had with both of their ends in this process, ten thousand at most.
-fn crowd() -> usize {
+fn connection_limit() -> usize {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
     let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
     let soft: usize = files.split_whitespace().nth(3).unwrap().parse().unwrap_or(usize::MAX);
@@ -369,16 +374,17 @@ fn crowd() -> usize {
 
 #[tokio::test]
 async fn a_client_is_served_beside_ten_thousand_hostile_ones() {
-    let limits = Limits { stall: Duration::from_secs(5), ..Limits::default() };
-    let master = started_with(ServerOptions { limits, threads: 2, ..ServerOptions::default() });
-    let mut huge = raw(Method::ExistKey.function_id(), 1, b"");
+    let limits = RpcLimits { stall_timeout: Duration::from_secs(5), ..RpcLimits::default() };
+    let master =
+        start_master_with(MasterServerOptions { limits, threads: 2, ..MasterServerOptions::default() });
+    let mut huge = raw(RpcMethod::ExistKey.function_id(), 1, b"");
     huge[12..16].copy_from_slice(&(200_u32 << 20).to_le_bytes());
-    let mut served = Connection::to(&master).await;
+    let mut served = TestRpcConnection::connect_to(&master).await;
     let node = Uuid { first: 1, second: 2 };
     served.mount(node, 1 << 24).await;
     let mut hostile = Vec::new();
-    for number in 0..crowd() {
-        let mut connection = Connection::to(&master).await;
+    for number in 0..connection_limit() {
+        let mut connection = TestRpcConnection::connect_to(&master).await;
         // A third says nothing, a third stops within the header, a third announces more than it sends.
         let sent = [&[][..], &huge[..10], &huge[..]][number % 3];
         connection.stream.write_all(sent).await.unwrap();
@@ -388,7 +394,7 @@ async fn a_client_is_served_beside_ten_thousand_hostile_ones() {
             assert_eq!(served.call::<ExistKey>(&key("k")).await, Ok(false), "beside {number}");
         }
     }
-    let mut another = Connection::to(&master).await;
+    let mut another = TestRpcConnection::connect_to(&master).await;
     another.put(node, "k", 1000).await;
     assert_eq!(another.replicas("k").await.map(|list| list.replicas.len()), Ok(1));
     // Those that did not finish what they began are sent away; those that said nothing may stay.

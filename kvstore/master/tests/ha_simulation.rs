@@ -4,21 +4,21 @@
 //! network, the clocks and the callers.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
+#[path = "ha_simulation/coordinator.rs"]
+mod coordinator;
+#[path = "ha_simulation/faults.rs"]
+mod faults;
 #[path = "ha_simulation/master.rs"]
 mod master;
-#[path = "ha_simulation/mischief.rs"]
-mod mischief;
 #[path = "ha_simulation/network.rs"]
 mod network;
-#[path = "ha_simulation/store.rs"]
-mod store;
-#[path = "ha_simulation/world.rs"]
-mod world;
+#[path = "ha_simulation/simulation.rs"]
+mod simulation;
 
-use world::{Trouble, World};
+use simulation::{HaFaultPlan, HaSimulation};
 
 #[derive(Default)]
-struct Sum {
+struct HaSimulationTotals {
     acknowledged: usize,
     leaders: usize,
     crashes: usize,
@@ -27,15 +27,15 @@ struct Sum {
     resumed: usize,
 }
 
-fn run(seeds: std::ops::Range<u64>, trouble: Trouble) -> Sum {
-    let mut sum = Sum::default();
+fn run(seeds: std::ops::Range<u64>, trouble: HaFaultPlan) -> HaSimulationTotals {
+    let mut sum = HaSimulationTotals::default();
     for seed in seeds {
-        let mut world = World::new(seed, trouble);
+        let mut world = HaSimulation::new(seed, trouble);
         world.run();
         sum.acknowledged += world.acknowledged.len();
         sum.leaders += world.elected;
         sum.crashes += world.crashes;
-        sum.listed += world.store.most_listed;
+        sum.listed += world.store.max_in_sync;
         sum.copied += world.copied;
         sum.resumed += world.resumed;
     }
@@ -45,7 +45,7 @@ fn run(seeds: std::ops::Range<u64>, trouble: Trouble) -> Sum {
 #[test]
 fn nothing_acknowledged_is_lost_and_no_two_lead() {
     const SEEDS: u64 = 1000;
-    let sum = run(0..SEEDS, Trouble::default());
+    let sum = run(0..SEEDS, HaFaultPlan::default());
     // It was not peace that kept it.
     let seeds = SEEDS as usize;
     assert!(sum.leaders > 3 * seeds, "{}", sum.leaders);
@@ -58,10 +58,10 @@ fn nothing_acknowledged_is_lost_and_no_two_lead() {
 #[test]
 fn a_world_without_trouble_is_served_throughout() {
     for seed in 0..100 {
-        let mut world = World::new(seed, Trouble::NONE);
+        let mut world = HaSimulation::new(seed, HaFaultPlan::NONE);
         world.run();
         assert_eq!((world.elected, world.refused), (1, 0), "seed {seed}");
-        assert_eq!(world.store.most_listed, 3, "seed {seed}");
+        assert_eq!(world.store.max_in_sync, 3, "seed {seed}");
         assert!(world.acknowledged.len() > 500, "seed {seed}: {}", world.acknowledged.len());
     }
 }
@@ -70,23 +70,23 @@ fn a_world_without_trouble_is_served_throughout() {
 #[test]
 #[should_panic(expected = "is missing")]
 fn answering_without_followers_is_seen() {
-    run(0..200, Trouble { impatient: true, ..Trouble::default() });
+    run(0..200, HaFaultPlan { skips_follower_acks: true, ..HaFaultPlan::default() });
 }
 
 #[test]
 #[should_panic(expected = "lead at once")]
 fn serving_past_the_lease_is_seen() {
-    run(0..200, Trouble { overstays: true, ..Trouble::default() });
+    run(0..200, HaFaultPlan { slow_clocks: true, ..HaFaultPlan::default() });
 }
 
 #[test]
 #[should_panic(expected = "is missing")]
 fn acknowledging_what_is_not_written_is_seen() {
-    run(0..200, Trouble { hasty: true, ..Trouble::default() });
+    run(0..200, HaFaultPlan { acks_before_write: true, ..HaFaultPlan::default() });
 }
 
 #[test]
 #[should_panic(expected = "never had")]
 fn going_on_with_other_records_is_seen() {
-    run(0..200, Trouble { trusting: true, ..Trouble::default() });
+    run(0..200, HaFaultPlan { skips_epoch_check: true, ..HaFaultPlan::default() });
 }

@@ -3,29 +3,29 @@
 
 mod caller;
 mod same;
-#[path = "../../tests/store/world.rs"]
+#[path = "../../tests/store/harness.rs"]
 mod world;
 
 use std::time::Duration;
 
-use caller::started_with;
-use moongate_kvcore::Settings;
-use moongate_master::ServerOptions;
+use caller::start_master_with;
+use moongate_kvcore::MasterCoreOptions;
+use moongate_master::MasterServerOptions;
 use world::{HANDSHAKE, NEWEST, RealNode, has};
 
 /// A short lease, so that what was read can soon be removed; but long enough to read three hundred objects.
 const LEASE: Duration = Duration::from_secs(3);
 
-fn options() -> ServerOptions {
-    let core = Settings { lease_ttl_ms: LEASE.as_millis() as u64, ..Settings::default() };
-    ServerOptions { core, threads: 2, ..ServerOptions::default() }
+fn options() -> MasterServerOptions {
+    let core = MasterCoreOptions { lease_ttl_ms: LEASE.as_millis() as u64, ..MasterCoreOptions::default() };
+    MasterServerOptions { core, threads: 2, ..MasterServerOptions::default() }
 }
 
 /// What a client does in its life.
 async fn life(rpc: &str, release: &str) {
     let mut store = RealNode::start_of(release, rpc, HANDSHAKE, 32).await;
     let mut reader = RealNode::start_of(release, rpc, HANDSHAKE, 0).await;
-    assert_eq!(reader.ask("exist a").await, "0", "{release}");
+    assert_eq!(reader.send_command("exist a").await, "0", "{release}");
     for size in [1, 1000, 70_000, 1 << 20] {
         store.put(&format!("a{size}"), size).await;
         assert_eq!(reader.get(&format!("a{size}")).await, size, "{release}");
@@ -35,16 +35,20 @@ async fn life(rpc: &str, release: &str) {
     let keys: Vec<_> = (0..300).map(|number| format!("batch-{number}")).collect();
     assert_eq!(store.fill(&keys, 5000).await, 0, "{release}");
     let keys = keys.join(" ");
-    assert_eq!(reader.ask(&format!("exist {keys} nope")).await, format!("{}0", "1".repeat(300)), "{release}");
-    assert_eq!(reader.ask(&format!("read {keys}")).await, "300", "{release}");
-    assert_eq!(reader.ask("read a1 a1000 a70000 a1048576").await, "4", "{release}");
+    assert_eq!(
+        reader.send_command(&format!("exist {keys} nope")).await,
+        format!("{}0", "1".repeat(300)),
+        "{release}"
+    );
+    assert_eq!(reader.send_command(&format!("read {keys}")).await, "300", "{release}");
+    assert_eq!(reader.send_command("read a1 a1000 a70000 a1048576").await, "4", "{release}");
     assert_eq!(reader.get("nope").await, 0, "{release}");
     tokio::time::sleep(LEASE).await;
     store.remove("a1").await;
-    assert_eq!(store.ask("exist a1").await, "0", "{release}");
-    assert_eq!(store.ask("remove a1").await, "-704", "{release}");
-    assert_eq!(store.ask("clear ^batch-1.$").await, "10", "{release}");
-    assert_eq!(store.ask("empty").await, "293", "{release}");
+    assert_eq!(store.send_command("exist a1").await, "0", "{release}");
+    assert_eq!(store.send_command("remove a1").await, "-704", "{release}");
+    assert_eq!(store.send_command("clear ^batch-1.$").await, "10", "{release}");
+    assert_eq!(store.send_command("empty").await, "293", "{release}");
     store.close().await;
     reader.close().await;
 }
@@ -53,7 +57,7 @@ async fn life(rpc: &str, release: &str) {
 async fn clients_of_every_release_are_served() {
     for release in world::RELEASES {
         if has(release).await {
-            let master = started_with(options());
+            let master = start_master_with(options());
             life(&master.rpc.address().to_string(), release).await;
             assert_eq!(master.server.counters.unknown_arguments(), 0, "{release}");
             assert_eq!(master.server.master.key_count(), 0, "{release}");
@@ -64,21 +68,21 @@ async fn clients_of_every_release_are_served() {
 
 #[tokio::test]
 async fn what_is_leased_is_removed_only_by_force() {
-    let master = started_with(ServerOptions { threads: 2, ..ServerOptions::default() });
+    let master = start_master_with(MasterServerOptions { threads: 2, ..MasterServerOptions::default() });
     let rpc = master.rpc.address().to_string();
     let mut store = RealNode::start_of(NEWEST, &rpc, HANDSHAKE, 16).await;
     store.put("k", 100).await;
     assert_eq!(store.get("k").await, 100);
-    assert_eq!(store.ask("remove k").await, "-706");
-    assert_eq!(store.ask("clear ^k$").await, "0");
-    assert_eq!(store.ask("empty").await, "0");
-    assert_eq!(store.ask("force k").await, "0");
+    assert_eq!(store.send_command("remove k").await, "-706");
+    assert_eq!(store.send_command("clear ^k$").await, "0");
+    assert_eq!(store.send_command("empty").await, "0");
+    assert_eq!(store.send_command("force k").await, "0");
     store.close().await;
 }
 
 #[tokio::test]
-async fn a_killed_node_is_noticed_soon_and_writers_are_never_turned_away() {
-    let master = started_with(options());
+async fn killed_node_is_detected_soon_and_no_write_is_rejected() {
+    let master = start_master_with(options());
     let rpc = master.rpc.address().to_string();
     let mut store = RealNode::start_of(NEWEST, &rpc, HANDSHAKE, 64).await;
     let mut writer = RealNode::start_of(NEWEST, &rpc, HANDSHAKE, 0).await;
@@ -86,7 +90,7 @@ async fn a_killed_node_is_noticed_soon_and_writers_are_never_turned_away() {
     for number in 0..200 {
         writer.put(&format!("{number}"), 1 << 20).await;
     }
-    assert_eq!(writer.ask("exist 199").await, "1");
+    assert_eq!(writer.send_command("exist 199").await, "1");
     store.kill().await;
     let mut recorder = master.server.recorder();
     let silent = async {

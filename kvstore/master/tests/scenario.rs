@@ -2,13 +2,13 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod caller;
-#[path = "../../tests/store/world.rs"]
+#[path = "../../tests/store/harness.rs"]
 mod world;
 
 use futures_util::future::join_all;
-use moongate_kvcore::Settings;
+use moongate_kvcore::MasterCoreOptions;
 
-use caller::ours_with;
+use caller::start_http_master_with;
 use world::{HANDSHAKE, NEWEST, RELEASES, RealMaster, RealNode, has, scenario};
 
 /// Long enough to be met by what follows a read, and short enough to be waited for.
@@ -16,7 +16,7 @@ const LEASE_MS: u64 = 2000;
 const FLAGS: &[&str] = &["--default_kv_lease_ttl=2000"];
 
 /// Lines that differ, and why: what Mooncake's master answers, and what this one does.
-const DIFFERENT: &[(&str, &str)] = &[
+const EXPECTED_DIFFERENCES: &[(&str, &str)] = &[
     // Until a client has written something, its reads look like those of a later release, whose replies it does not
     // understand. `--default_dialect` is for stores with many clients of a former release that only read.
     ("missing get_size: -704", "missing get_size: -900"),
@@ -26,8 +26,8 @@ const DIFFERENT: &[(&str, &str)] = &[
 /// transfer itself fails, of which the master knows nothing.
 const NO_TRANSFER: (&str, &str) = (NEWEST, "0.3.9");
 
-fn settings() -> Settings {
-    Settings { lease_ttl_ms: LEASE_MS, ramp_ms: 0, ..Settings::default() }
+fn settings() -> MasterCoreOptions {
+    MasterCoreOptions { lease_ttl_ms: LEASE_MS, ramp_ms: 0, ..MasterCoreOptions::default() }
 }
 
 async fn installed() -> Vec<&'static str> {
@@ -43,8 +43,8 @@ async fn installed() -> Vec<&'static str> {
 /// What differs when a release's client has that release's master and when it has this one.
 async fn differences(release: &'static str) -> Vec<String> {
     let real = RealMaster::start_with(release, FLAGS).await;
-    let ours = ours_with(None, settings()).await;
-    let admin = ours.faces.admin.to_string();
+    let ours = start_http_master_with(None, settings()).await;
+    let admin = ours.services.admin.to_string();
     let (expected, found) =
         tokio::join!(scenario(release, &real.rpc, &real.admin), scenario(release, &ours.rpc, &admin));
     assert!(expected.len() > 80, "{release}: {expected:?}");
@@ -53,7 +53,7 @@ async fn differences(release: &'static str) -> Vec<String> {
         // Clients of 0.3.11 sometimes read what nobody wrote, also with their own master: one transfer overtakes another.
         let broken =
             release == "0.3.11.post1" && [pair.0, pair.1].iter().any(|line| line.ends_with("mixed bytes"));
-        broken || DIFFERENT.contains(&(pair.0.as_str(), pair.1.as_str()))
+        broken || EXPECTED_DIFFERENCES.contains(&(pair.0.as_str(), pair.1.as_str()))
     };
     let differ = expected.iter().zip(&found).filter(|(expected, found)| expected != found);
     let mut differ: Vec<String> = differ
@@ -86,21 +86,21 @@ async fn work(release: &'static str, rpc: &str) -> RealNode {
     }
     let keys: Vec<_> = (4..300).map(|number| key(release, number)).collect();
     assert_eq!(node.fill(&keys, 5000).await, 0, "{release}");
-    assert_eq!(node.ask(&format!("read {}", keys.join(" "))).await, "296", "{release}");
+    assert_eq!(node.send_command(&format!("read {}", keys.join(" "))).await, "296", "{release}");
     // Into its own memory too: between some releases transfers fail, of which the master knows nothing.
     assert_eq!(node.fill(&[format!("{release}-gone")], 100).await, 0, "{release}");
     node.remove(&format!("{release}-gone")).await;
-    assert_eq!(node.ask(&format!("remove {release}-gone")).await, "-704", "{release}");
+    assert_eq!(node.send_command(&format!("remove {release}-gone")).await, "-704", "{release}");
     let matching: Vec<_> = (0..10).map(|number| format!("{release}-matching{number}")).collect();
     assert_eq!(node.fill(&matching, 100).await, 0, "{release}");
-    assert_eq!(node.ask(&format!("clear ^{release}-matching")).await, "10", "{release}");
+    assert_eq!(node.send_command(&format!("clear ^{release}-matching")).await, "10", "{release}");
     node
 }
 
 #[tokio::test]
 #[ignore = "clients of several releases, whose transfers sometimes fail: by hand"]
 async fn clients_of_all_releases_share_a_master() {
-    let ours = ours_with(None, Settings::default()).await;
+    let ours = start_http_master_with(None, MasterCoreOptions::default()).await;
     let releases = installed().await;
     let mut nodes = join_all(releases.iter().map(|release| work(release, &ours.rpc))).await;
     assert_eq!(ours.server.master.client_counts(), (releases.len(), 0));
@@ -108,10 +108,10 @@ async fn clients_of_all_releases_share_a_master() {
         for writer in releases.iter().filter(|writer| *writer != reader) {
             let keys: Vec<_> = (0..300).map(|number| key(writer, number)).collect();
             let keys = format!("{} {writer}-gone", keys.join(" "));
-            let found = node.ask(&format!("exist {keys}")).await;
+            let found = node.send_command(&format!("exist {keys}")).await;
             assert_eq!(found, format!("{}0", "1".repeat(300)), "{reader} looks for what {writer} wrote");
             if (*reader, *writer) != NO_TRANSFER {
-                let found = node.ask(&format!("read {keys}")).await;
+                let found = node.send_command(&format!("read {keys}")).await;
                 assert_eq!(found, "300", "{reader} reads what {writer} wrote");
             }
         }

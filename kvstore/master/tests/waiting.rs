@@ -6,55 +6,56 @@ mod caller;
 use std::io;
 use std::sync::Arc;
 
-use caller::{Connection, LIMIT, key};
+use caller::{LIMIT, TestRpcConnection, key};
 use mooncake_wire::rpc::ExistKey;
 use mooncake_wire::types::Uuid;
 use moongate_master::journal::{Journal, MemoryJournal};
-use moongate_master::{Limits, Server, ServerOptions, Standing, rpc};
+use moongate_master::{LeadershipStatus, MasterServer, MasterServerOptions, RpcLimits, rpc};
 use moongate_runtime::Supervisor;
 use parking_lot::{Condvar, Mutex};
 
 /// Commits nothing while it is shut.
-struct Gate {
+struct GatedJournal {
     facts: MemoryJournal,
-    shut: Mutex<bool>,
+    is_closed: Mutex<bool>,
     opened: Condvar,
 }
 
-impl Gate {
+impl GatedJournal {
     fn set(&self, shut: bool) {
-        *self.shut.lock() = shut;
+        *self.is_closed.lock() = shut;
         self.opened.notify_all();
     }
 }
 
-impl Journal for Gate {
+impl Journal for GatedJournal {
     fn append(&self, fact: &[u8]) -> u64 {
         self.facts.append(fact)
     }
 
     fn commit(&self, _: u64) -> io::Result<()> {
-        self.opened.wait_while(&mut self.shut.lock(), |shut| *shut);
+        self.opened.wait_while(&mut self.is_closed.lock(), |shut| *shut);
         Ok(())
     }
 }
 
 #[tokio::test]
 async fn others_on_the_same_thread_are_answered_meanwhile() {
-    let gate = Arc::new(Gate {
+    let gate = Arc::new(GatedJournal {
         facts: MemoryJournal::new(1 << 16),
-        shut: Mutex::new(false),
+        is_closed: Mutex::new(false),
         opened: Condvar::new(),
     });
-    let limits = Limits { commits_wait: true, ..Limits::default() };
-    let options = ServerOptions { limits, ..ServerOptions::default() };
-    let server = Arc::new(Server::new(options, Arc::clone(&gate) as Arc<_>));
-    server.standing.store(Arc::new(Standing::alone()));
+    let limits = RpcLimits { commits_wait: true, ..RpcLimits::default() };
+    let options = MasterServerOptions { limits, ..MasterServerOptions::default() };
+    let server = Arc::new(MasterServer::new(options, Arc::clone(&gate) as Arc<_>));
+    server.leadership.store(Arc::new(LeadershipStatus::standalone()));
     let supervisor = Supervisor::new();
     let rpc = rpc::serve(&server, "127.0.0.1:0".parse().unwrap(), 1, &supervisor).unwrap();
     let address = rpc.address().to_string();
 
-    let (mut writer, mut reader) = (Connection::at(&address).await, Connection::at(&address).await);
+    let (mut writer, mut reader) =
+        (TestRpcConnection::connect(&address).await, TestRpcConnection::connect(&address).await);
     let node = Uuid { first: 1, second: 2 };
     writer.mount(node, 1 << 24).await;
     writer.put(node, "k", 1000).await;

@@ -4,23 +4,28 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use moongate_memory::ledger::Identity;
-use moongate_memory::numa::Placement;
-use moongate_memory::{Keep, Pages, Region, Segment, Wanted};
+use moongate_memory::ledger::SegmentIdentity;
+use moongate_memory::numa::NumaPlacement;
+use moongate_memory::{MappedRegion, PageMode, SegmentBacking, SegmentMemory, SegmentOptions};
 
 const SIZE: u64 = 10 << 30;
 /// The smallest that all of a ledger has room for.
 const OBJECT: u64 = 4 << 10;
 
-fn open(folder: &std::path::Path) -> Segment {
-    let wanted = Wanted {
-        keep: Keep::Folder(folder.to_owned()),
+fn open(folder: &std::path::Path) -> SegmentMemory {
+    let wanted = SegmentOptions {
+        backing: SegmentBacking::Folder(folder.to_owned()),
         label: "bench".into(),
         size: SIZE,
-        pages: Pages::Normal,
-        placement: Placement::Anywhere,
+        pages: PageMode::Normal,
+        placement: NumaPlacement::Anywhere,
     };
-    Segment::open(&wanted, |base| Identity { name: "bench".into(), base, ..Identity::default() }).unwrap()
+    SegmentMemory::open(&wanted, |base| SegmentIdentity {
+        name: "bench".into(),
+        base,
+        ..SegmentIdentity::default()
+    })
+    .unwrap()
 }
 
 /// A segment of 10 GiB with as many entries as its ledger has room for. Their bytes are not touched, and so take no memory.
@@ -37,7 +42,7 @@ fn reattach(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("segment");
     group.sample_size(10);
     group.bench_function("reattach 10 GiB with 2621440 entries", |bencher| {
-        bencher.iter(|| assert!(open(folder.path()).kept));
+        bencher.iter(|| assert!(open(folder.path()).is_restored));
     });
     group.finish();
 }
@@ -59,7 +64,7 @@ fn write(criterion: &mut Criterion) {
 }
 
 fn checksum(criterion: &mut Criterion) {
-    let region = Region::anonymous(256 << 20, Pages::Transparent).unwrap();
+    let region = MappedRegion::anonymous(256 << 20, PageMode::Transparent).unwrap();
     for at in 0..256 {
         region.write_at(at << 20, &vec![at as u8; 1 << 20]).unwrap();
     }

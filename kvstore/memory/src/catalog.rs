@@ -14,8 +14,8 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{Ordering, fence};
 
 use crate::checksum::Crc32c;
-use crate::ledger::{Error, touched_slots};
-use crate::region::{OutOfRange, Region};
+use crate::ledger::{LedgerError, touched_slots};
+use crate::region::{MappedRegion, OutOfRangeError};
 use crate::reopen;
 
 pub use record::{ObjectRecord, ObjectVersion};
@@ -56,7 +56,7 @@ pub struct CatalogCounts {
 }
 
 #[derive(Debug)]
-struct Placed {
+struct CatalogEntry {
     size: u64,
     version: ObjectVersion,
     chain: Box<[u32]>,
@@ -64,16 +64,16 @@ struct Placed {
 
 /// The catalog of one segment.
 #[derive(Debug)]
-pub(crate) struct Catalog {
+pub(crate) struct ObjectCatalog {
     slots: ObjectSlots,
-    objects: BTreeMap<u64, Placed>,
+    objects: BTreeMap<u64, CatalogEntry>,
     free: Vec<u32>,
     untouched: Range<u64>,
     counts: CatalogCounts,
     newest_epoch: u64,
 }
 
-impl Catalog {
+impl ObjectCatalog {
     /// Opens what is in memory of [`bytes_for`] bytes. Only records that `is_proven` accepts are kept; a catalog of another segment
     /// starts over.
     pub(crate) fn open(
@@ -81,9 +81,9 @@ impl Catalog {
         size: u64,
         segment: [u64; 2],
         is_proven: impl Fn(&ObjectRecord) -> bool,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, LedgerError> {
         let file = reopen(&memory)?;
-        let region = Region::from_fd(memory.as_fd().try_clone_to_owned()?, bytes_for(size), None)?;
+        let region = MappedRegion::from_fd(memory.as_fd().try_clone_to_owned()?, bytes_for(size), None)?;
         let slots = ObjectSlots { memory: region, slots: slots_for(size) };
         let is_known = slots.has_header(segment)?;
         let mut catalog = Self {
@@ -165,12 +165,12 @@ impl Catalog {
             return;
         }
         self.counts.stale += self.remove(record.offset, record.size) as u64;
-        let placed = Placed { size: record.size, version: record.version, chain: chain.into() };
+        let placed = CatalogEntry { size: record.size, version: record.version, chain: chain.into() };
         self.newest_epoch = self.newest_epoch.max(record.version.epoch);
         self.objects.insert(record.offset, placed);
     }
 
-    fn overlapping(&self, offset: u64, len: u64) -> impl Iterator<Item = (u64, &Placed)> {
+    fn overlapping(&self, offset: u64, len: u64) -> impl Iterator<Item = (u64, &CatalogEntry)> {
         let end = offset.saturating_add(len);
         // Records do not overlap, so only the last one that begins before can reach in.
         let before = self.objects.range(..offset).next_back();
@@ -220,7 +220,7 @@ impl Catalog {
     }
 
     /// The version of the object that begins at an offset, and its size.
-    pub(crate) fn at(&self, offset: u64) -> Option<(ObjectVersion, u64)> {
+    pub(crate) fn version_at(&self, offset: u64) -> Option<(ObjectVersion, u64)> {
         self.objects.get(&offset).map(|it| (it.version, it.size))
     }
 
@@ -244,14 +244,14 @@ impl Catalog {
     }
 
     /// Drops everything and belongs to another segment from now on.
-    pub(crate) fn restart(&mut self, segment: [u64; 2]) -> Result<(), OutOfRange> {
+    pub(crate) fn reset(&mut self, segment: [u64; 2]) -> Result<(), OutOfRangeError> {
         self.remove(0, u64::MAX);
         self.slots.write_header(segment)
     }
 }
 
 impl ObjectSlots {
-    fn write_header(&self, segment: [u64; 2]) -> Result<(), OutOfRange> {
+    fn write_header(&self, segment: [u64; 2]) -> Result<(), OutOfRangeError> {
         let mut bytes = Vec::with_capacity(SEALED + 4);
         bytes.extend(MAGIC);
         bytes.extend(VERSION.to_le_bytes());
@@ -261,7 +261,7 @@ impl ObjectSlots {
     }
 
     /// Whether either copy of the header is that of this segment, in a form that this release reads.
-    fn has_header(&self, segment: [u64; 2]) -> Result<bool, OutOfRange> {
+    fn has_header(&self, segment: [u64; 2]) -> Result<bool, OutOfRangeError> {
         let mut is_known = false;
         for copy in 0..2 {
             let mut bytes = [0; SEALED + 4];

@@ -1,52 +1,52 @@
 //! A small process that keeps memory and listening sockets for another one, which may be killed or replaced meanwhile.
 //!
 //! The kernel frees memory when the last process lets go of it. So one process that does nothing else, and needs no upgrade, holds a
-//! descriptor of each segment ([`Keeper`]); the store asks it for them over a Unix socket ([`Holder`]). A listening socket is kept the
+//! descriptor of each segment ([`HolderServer`]); the store asks it for them over a Unix socket ([`HolderClient`]). A listening socket is kept the
 //! same way: those who connect while the store is away wait for it instead of being refused.
 
-mod keeper;
 mod message;
+mod server;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use crate::Pages;
-pub use keeper::{Keeper, Stopper};
-use message::{Answer, Request, Socket};
+use crate::PageMode;
+use message::{HolderRequest, HolderResponse, HolderSocket};
+pub use server::{HolderServer, HolderStopHandle};
 
 /// Most things that are kept.
-pub const MAX_KEPT: usize = 64;
+pub const MAX_RESOURCES: usize = 64;
 /// Longest name of a thing in bytes.
 pub const MAX_NAME: usize = 128;
 
 /// Why nothing was handed over.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum HolderError {
     /// The holder cannot be reached.
     #[error("no holder answers at {path}: {problem}; start `moongate store-holder --socket {path}`", path = path.display())]
-    Away {
+    Unreachable {
         /// Its socket.
         path: PathBuf,
         /// What the system says.
         problem: io::Error,
     },
     /// It says no.
-    #[error("the holder at {path} says: {answer}", path = path.display())]
+    #[error("the holder at {path} says: {reason}", path = path.display())]
     Refused {
         /// Its socket.
         path: PathBuf,
         /// Why.
-        answer: String,
+        reason: String,
     },
-    /// What is kept under the name has another size. [`Holder::forget`] it first, if it is of no more use.
-    #[error("the holder keeps {kept} bytes under this name, and {asked} are asked for")]
+    /// What is kept under the name has another size. [`HolderClient::release`] it first, if it is of no more use.
+    #[error("the holder keeps {held} bytes under this name, and {requested} are asked for")]
     Length {
         /// Bytes kept.
-        kept: u64,
+        held: u64,
         /// Bytes asked for.
-        asked: u64,
+        requested: u64,
     },
     /// The socket's path cannot be used.
     #[error("cannot listen at {path}: {problem}", path = path.display())]
@@ -63,23 +63,23 @@ pub enum Error {
 
 /// Memory that was handed over.
 #[derive(Debug)]
-pub struct Memory {
+pub struct HolderMemory {
     /// What to map.
     pub fd: OwnedFd,
     /// Whether it was made just now, and is all zero.
-    pub fresh: bool,
+    pub is_new: bool,
 }
 
 /// Where a holder listens. Each question has a connection of its own.
 #[derive(Debug, Clone)]
-pub struct Holder {
+pub struct HolderClient {
     path: PathBuf,
 }
 
-impl Holder {
+impl HolderClient {
     /// The one whose socket is at `path`.
     #[must_use]
-    pub fn at(path: impl Into<PathBuf>) -> Self {
+    pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
     }
 
@@ -92,11 +92,13 @@ impl Holder {
     /// The memory kept under a name, made if there is none.
     ///
     /// # Errors
-    /// [`Error::Length`] when it is there with another size, or any other.
-    pub fn memory(&self, name: &str, len: u64, pages: Pages) -> Result<Memory, Error> {
-        match self.ask(&Request::Memory { name: name.to_owned(), len, pages: pages.into() }, None)? {
-            (Answer::Kept { fresh, .. }, Some(fd)) => Ok(Memory { fd, fresh }),
-            (Answer::Length { kept }, _) => Err(Error::Length { kept, asked: len }),
+    /// [`HolderError::Length`] when it is there with another size, or any other.
+    pub fn memory(&self, name: &str, len: u64, pages: PageMode) -> Result<HolderMemory, HolderError> {
+        match self
+            .request(&HolderRequest::Memory { name: name.to_owned(), len, pages: pages.into() }, None)?
+        {
+            (HolderResponse::Kept { fresh, .. }, Some(fd)) => Ok(HolderMemory { fd, is_new: fresh }),
+            (HolderResponse::Length { kept }, _) => Err(HolderError::Length { held: kept, requested: len }),
             (answer, _) => Err(self.refused(answer)),
         }
     }
@@ -106,9 +108,9 @@ impl Holder {
     ///
     /// # Errors
     /// When the holder is away, or cannot listen there.
-    pub fn listener(&self, name: &str, address: SocketAddr) -> Result<TcpListener, Error> {
-        match self.ask(&Request::Listener { name: name.to_owned(), address }, None)? {
-            (Answer::Kept { .. }, Some(fd)) => Ok(TcpListener::from(fd)),
+    pub fn listener(&self, name: &str, address: SocketAddr) -> Result<TcpListener, HolderError> {
+        match self.request(&HolderRequest::Listener { name: name.to_owned(), address }, None)? {
+            (HolderResponse::Kept { .. }, Some(fd)) => Ok(TcpListener::from(fd)),
             (answer, _) => Err(self.refused(answer)),
         }
     }
@@ -117,9 +119,9 @@ impl Holder {
     ///
     /// # Errors
     /// When it keeps something under the name already, or cannot be reached.
-    pub fn give(&self, name: &str, len: u64, fd: impl AsFd) -> Result<(), Error> {
-        match self.ask(&Request::Give { name: name.to_owned(), len }, Some(fd.as_fd()))? {
-            (Answer::Done, _) => Ok(()),
+    pub fn hand_over(&self, name: &str, len: u64, fd: impl AsFd) -> Result<(), HolderError> {
+        match self.request(&HolderRequest::Give { name: name.to_owned(), len }, Some(fd.as_fd()))? {
+            (HolderResponse::Done, _) => Ok(()),
             (answer, _) => Err(self.refused(answer)),
         }
     }
@@ -128,9 +130,9 @@ impl Holder {
     ///
     /// # Errors
     /// When the holder is away.
-    pub fn forget(&self, name: &str) -> Result<(), Error> {
-        match self.ask(&Request::Forget { name: name.to_owned() }, None)? {
-            (Answer::Done, _) => Ok(()),
+    pub fn release(&self, name: &str) -> Result<(), HolderError> {
+        match self.request(&HolderRequest::Forget { name: name.to_owned() }, None)? {
+            (HolderResponse::Done, _) => Ok(()),
             (answer, _) => Err(self.refused(answer)),
         }
     }
@@ -139,27 +141,31 @@ impl Holder {
     ///
     /// # Errors
     /// When the holder is away.
-    pub fn names(&self) -> Result<Vec<String>, Error> {
-        match self.ask(&Request::Names, None)? {
-            (Answer::Names { names }, _) => Ok(names),
+    pub fn names(&self) -> Result<Vec<String>, HolderError> {
+        match self.request(&HolderRequest::Names, None)? {
+            (HolderResponse::Names { names }, _) => Ok(names),
             (answer, _) => Err(self.refused(answer)),
         }
     }
 
-    fn ask(&self, request: &Request, fd: Option<BorrowedFd<'_>>) -> Result<(Answer, Option<OwnedFd>), Error> {
+    fn request(
+        &self,
+        request: &HolderRequest,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<(HolderResponse, Option<OwnedFd>), HolderError> {
         let exchange = || {
-            let socket = Socket::connect(&self.path)?;
+            let socket = HolderSocket::connect(&self.path)?;
             socket.send(request, fd)?;
             socket.receive()
         };
-        exchange().map_err(|problem| Error::Away { path: self.path.clone(), problem })
+        exchange().map_err(|problem| HolderError::Unreachable { path: self.path.clone(), problem })
     }
 
-    fn refused(&self, answer: Answer) -> Error {
+    fn refused(&self, answer: HolderResponse) -> HolderError {
         let answer = match answer {
-            Answer::Refused { why } => why,
+            HolderResponse::Refused { why } => why,
             other => format!("{other:?}, which this release does not understand"),
         };
-        Error::Refused { path: self.path.clone(), answer }
+        HolderError::Refused { path: self.path.clone(), reason: answer }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU64;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::Pages;
+use crate::PageMode;
 
 /// Where mappings that shall come back at the same address are put: no system maps anything there of itself, so that a later process
 /// finds the address free. 1 GiB apart, for the largest huge pages.
@@ -20,7 +20,7 @@ const OWN_TRIES: usize = 8;
 
 /// Mapped memory; unmapped when dropped.
 #[derive(Debug)]
-pub(crate) struct Mapping {
+pub(crate) struct MemoryMapping {
     base: NonNull<u8>,
     /// Bytes mapped, whole pages.
     len: usize,
@@ -28,26 +28,26 @@ pub(crate) struct Mapping {
 
 // SAFETY: the mapping belongs to no thread. Its bytes are reached only through copies, atomic words and the kernel, never through
 // references to plain memory.
-unsafe impl Send for Mapping {}
+unsafe impl Send for MemoryMapping {}
 // SAFETY: as for Send; threads that write the same bytes at the same time tear the bytes, not the program.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for MemoryMapping {}
 
 /// A part of a mapping, checked to lie in it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Span<'a> {
+pub(crate) struct MappedSpan<'a> {
     start: NonNull<u8>,
     len: usize,
-    mapping: std::marker::PhantomData<&'a Mapping>,
+    mapping: std::marker::PhantomData<&'a MemoryMapping>,
 }
 
-impl Mapping {
+impl MemoryMapping {
     /// Fresh memory of this process alone.
-    pub(crate) fn anonymous(len: usize, pages: Pages) -> io::Result<Self> {
+    pub(crate) fn anonymous(len: usize, pages: PageMode) -> io::Result<Self> {
         let (flags, len) = match pages {
-            Pages::Huge => (MapFlags::HUGETLB, whole(len, huge_page_size()?)?),
+            PageMode::Huge => (MapFlags::HUGETLB, round_up_to_page(len, huge_page_size()?)?),
             // Miri does not know the flag.
             _ if cfg!(miri) => (MapFlags::empty(), len),
-            Pages::Normal | Pages::Transparent => (MapFlags::NORESERVE, len),
+            PageMode::Normal | PageMode::Transparent => (MapFlags::NORESERVE, len),
         };
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: without a fixed address the kernel maps where nothing is mapped.
@@ -98,14 +98,14 @@ impl Mapping {
     }
 
     /// The part that begins at `offset`, if all of it lies in the mapping.
-    pub(crate) fn span(&self, offset: u64, len: usize) -> Option<Span<'_>> {
+    pub(crate) fn span(&self, offset: u64, len: usize) -> Option<MappedSpan<'_>> {
         let offset = usize::try_from(offset).ok()?;
         if offset.checked_add(len)? > self.len {
             return None;
         }
         // SAFETY: `offset` is not beyond the end of the mapping, which is one object.
         let start = unsafe { self.base.add(offset) };
-        Some(Span { start, len, mapping: std::marker::PhantomData })
+        Some(MappedSpan { start, len, mapping: std::marker::PhantomData })
     }
 
     /// A word that is read and changed at once. None out of range, or not at a multiple of 8.
@@ -132,7 +132,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for MemoryMapping {
     fn drop(&mut self) {
         // SAFETY: mapped by `new`'s callers with this length; spans and words borrow the mapping, so none is left.
         if let Err(problem) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) } {
@@ -141,7 +141,7 @@ impl Drop for Mapping {
     }
 }
 
-impl Span<'_> {
+impl MappedSpan<'_> {
     pub(crate) fn start(self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -167,7 +167,7 @@ impl Span<'_> {
 }
 
 /// `len` in whole pages of `page` bytes.
-pub(crate) fn whole(len: usize, page: usize) -> io::Result<usize> {
+pub(crate) fn round_up_to_page(len: usize, page: usize) -> io::Result<usize> {
     len.checked_next_multiple_of(page).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))
 }
 
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn spans_and_words_never_reach_beyond_the_end() {
-        let mapping = Mapping::anonymous(8192, Pages::Normal).unwrap();
+        let mapping = MemoryMapping::anonymous(8192, PageMode::Normal).unwrap();
         assert!(mapping.span(0, 8192).is_some());
         assert!(mapping.span(8192, 0).is_some());
         assert!(mapping.span(1, 8192).is_none());
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn copies_reach_as_far_as_the_shorter_side() {
-        let mapping = Mapping::anonymous(4096, Pages::Normal).unwrap();
+        let mapping = MemoryMapping::anonymous(4096, PageMode::Normal).unwrap();
         mapping.span(10, 4).unwrap().copy_from(b"abcdefgh");
         let mut out = [b'-'; 8];
         mapping.span(9, 6).unwrap().copy_to(&mut out);
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_word_is_the_bytes_that_lie_there() {
-        let mapping = Mapping::anonymous(4096, Pages::Normal).unwrap();
+        let mapping = MemoryMapping::anonymous(4096, PageMode::Normal).unwrap();
         mapping.word(64).unwrap().store(u64::from_ne_bytes(*b"12345678"), Ordering::Release);
         let mut out = [0; 8];
         mapping.span(64, 8).unwrap().copy_to(&mut out);
@@ -224,15 +224,15 @@ mod tests {
     fn shared_memory_is_mapped_again_where_it_was() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 16).unwrap();
-        let first = Mapping::shared(file.as_fd(), 0, 1 << 16, None).unwrap();
+        let first = MemoryMapping::shared(file.as_fd(), 0, 1 << 16, None).unwrap();
         first.span(100, 5).unwrap().copy_from(b"moons");
         let base = first.base();
         assert!(OWN_ADDRESSES.contains(&usize::try_from(base).unwrap()), "{base:#x}");
 
-        let beside = Mapping::shared(file.as_fd(), 0, 1 << 16, Some(base)).unwrap();
+        let beside = MemoryMapping::shared(file.as_fd(), 0, 1 << 16, Some(base)).unwrap();
         assert_ne!(beside.base(), base, "the address is taken");
         drop(first);
-        let again = Mapping::shared(file.as_fd(), 0, 1 << 16, Some(base)).unwrap();
+        let again = MemoryMapping::shared(file.as_fd(), 0, 1 << 16, Some(base)).unwrap();
         assert_eq!(again.base(), base);
         for mapping in [beside, again] {
             let mut out = [0; 5];
@@ -247,7 +247,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();
         for at in [1, 4097, u64::MAX, !0xfff] {
-            let mapping = Mapping::shared(file.as_fd(), 0, 4096, Some(at)).unwrap();
+            let mapping = MemoryMapping::shared(file.as_fd(), 0, 4096, Some(at)).unwrap();
             assert_ne!(mapping.base(), at);
         }
     }

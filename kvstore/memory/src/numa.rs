@@ -4,7 +4,7 @@
 use std::io;
 use std::path::Path;
 
-use crate::mapping::Span;
+use crate::mapping::MappedSpan;
 
 /// Highest node number that can be chosen, plus one.
 const MAX_NODES: usize = 1024;
@@ -15,7 +15,7 @@ const INTERLEAVE: usize = 3;
 
 /// Where pages come from when they are first written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Placement {
+pub enum NumaPlacement {
     /// From the node of the thread that writes.
     #[default]
     Anywhere,
@@ -43,11 +43,11 @@ fn parse_list(list: &str) -> Vec<usize> {
 }
 
 /// Places the pages of `span` that are not there yet.
-pub(crate) fn place(span: Span<'_>, placement: Placement) -> io::Result<()> {
+pub(crate) fn place(span: MappedSpan<'_>, placement: NumaPlacement) -> io::Result<()> {
     let (mode, nodes) = match placement {
-        Placement::Anywhere => return Ok(()),
-        Placement::Node(node) => (PREFERRED, vec![node]),
-        Placement::Spread => (INTERLEAVE, nodes()),
+        NumaPlacement::Anywhere => return Ok(()),
+        NumaPlacement::Node(node) => (PREFERRED, vec![node]),
+        NumaPlacement::Spread => (INTERLEAVE, nodes()),
     };
     let mut mask = [0u64; MAX_NODES / WORD];
     for node in nodes {

@@ -1,11 +1,11 @@
 //! Reads whole parts again, some at a time, and finds bits that have changed since they were written.
 
 use crate::checksum::Crc32c;
-use crate::ledger::{Entry, Ledger};
-use crate::region::Region;
+use crate::ledger::{Ledger, LedgerEntry};
+use crate::region::MappedRegion;
 
 /// Bytes checked between two looks at the budget.
-const PIECE: u64 = 1 << 20;
+const CHUNK: u64 = 1 << 20;
 
 /// Where the check of a region stands. Its caller decides how often it goes on, and so how much of the machine it takes.
 #[derive(Debug, Default)]
@@ -13,25 +13,25 @@ pub struct Scrubber {
     /// The next entry begins here or later.
     next: u64,
     /// An entry in the middle of its check.
-    part: Option<Part>,
+    current: Option<EntryScrub>,
 }
 
 #[derive(Debug)]
-struct Part {
-    entry: Entry,
+struct EntryScrub {
+    entry: LedgerEntry,
     done: u64,
     crc: Crc32c,
 }
 
 /// What a step has found.
 #[derive(Debug, Default)]
-pub struct Scrubbed {
+pub struct ScrubStepResult {
     /// Bytes read.
     pub bytes: u64,
     /// Parts that are not what was written. The ledger has dropped them.
-    pub damaged: Vec<Entry>,
+    pub damaged: Vec<LedgerEntry>,
     /// Whether the end was reached: the next step begins from the start.
-    pub all: bool,
+    pub reached_end: bool,
 }
 
 impl Scrubber {
@@ -42,30 +42,30 @@ impl Scrubber {
     }
 
     /// Goes on for about `budget` bytes, or to the end.
-    pub fn step(&mut self, ledger: &Ledger, region: &Region, budget: u64) -> Scrubbed {
-        let mut found = Scrubbed::default();
+    pub fn step(&mut self, ledger: &Ledger, region: &MappedRegion, budget: u64) -> ScrubStepResult {
+        let mut found = ScrubStepResult::default();
         while found.bytes < budget {
-            let part = self.part.take().or_else(|| {
+            let part = self.current.take().or_else(|| {
                 let entry = *ledger.entries(self.next, 1).first()?;
-                Some(Part { entry, done: 0, crc: Crc32c::new() })
+                Some(EntryScrub { entry, done: 0, crc: Crc32c::new() })
             });
             let Some(mut part) = part else {
                 self.next = 0;
-                found.all = true;
+                found.reached_end = true;
                 break;
             };
-            let len = PIECE.min(part.entry.len - part.done);
+            let len = CHUNK.min(part.entry.len - part.done);
             // An entry never reaches beyond its region; if this one did, its bytes would not be what was written.
             let read = region.update(&mut part.crc, part.entry.offset + part.done, len);
             part.done += len;
             found.bytes += len;
             if read.is_ok() && part.done < part.entry.len {
-                self.part = Some(part);
+                self.current = Some(part);
                 continue;
             }
             self.next = part.entry.offset + 1;
             // Bytes that were written anew meanwhile have an entry of their own, or none.
-            if (read.is_err() || part.crc.value() != part.entry.crc) && ledger.forget_entry(&part.entry) {
+            if (read.is_err() || part.crc.value() != part.entry.crc) && ledger.remove_entry(&part.entry) {
                 found.damaged.push(part.entry);
             }
         }
@@ -73,7 +73,7 @@ impl Scrubber {
     }
 
     /// Checks everything from the start, without a pause.
-    pub fn all(ledger: &Ledger, region: &Region) -> Scrubbed {
+    pub fn run_full(ledger: &Ledger, region: &MappedRegion) -> ScrubStepResult {
         Self::new().step(ledger, region, u64::MAX)
     }
 }

@@ -7,62 +7,62 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::catalog;
-use crate::holder::{self, Holder};
-use crate::ledger::{self, Identity, Ledger, Opened, bytes_for};
-use crate::numa::Placement;
-use crate::region::{self, Region};
+use crate::holder::{self, HolderClient};
+use crate::ledger::{self, Ledger, OpenedLedger, SegmentIdentity, bytes_for};
+use crate::numa::NumaPlacement;
+use crate::region::{self, MappedRegion};
 use crate::scrub::Scrubber;
-use crate::{Pages, memfd};
+use crate::{PageMode, memfd};
 
 /// Where a segment's memory is kept.
 #[derive(Debug, Clone)]
-pub enum Keep {
+pub enum SegmentBacking {
     /// In this process: gone when it ends.
     Process,
     /// By a holder, as long as that runs.
-    Holder(Holder),
+    Holder(HolderClient),
     /// In files of a folder: a memory-backed volume, or a disk.
     Folder(PathBuf),
 }
 
 /// A segment to be opened.
 #[derive(Debug, Clone)]
-pub struct Wanted {
+pub struct SegmentOptions {
     /// Where it is kept.
-    pub keep: Keep,
+    pub backing: SegmentBacking,
     /// Its name there; not the one that the master knows.
     pub label: String,
     /// Its length in bytes.
     pub size: u64,
     /// Pages of new memory. Files have those of their file system.
-    pub pages: Pages,
+    pub pages: PageMode,
     /// Memory nodes of new pages.
-    pub placement: Placement,
+    pub placement: NumaPlacement,
 }
 
 /// Memory that peers write to, and what is known about it.
 #[derive(Debug)]
-pub struct Segment {
+pub struct SegmentMemory {
     /// The memory.
-    pub region: Arc<Region>,
+    pub region: Arc<MappedRegion>,
     /// Which parts are whole, and what the segment is.
     pub ledger: Arc<Ledger>,
     /// Whether it was there before, with what it holds.
-    pub kept: bool,
+    pub is_restored: bool,
 }
 
 /// Why a segment cannot be opened.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum SegmentError {
     /// Its memory.
     #[error(transparent)]
-    Region(#[from] region::Error),
+    Region(#[from] region::RegionError),
     /// Its ledger.
     #[error(transparent)]
-    Ledger(#[from] ledger::Error),
+    Ledger(#[from] ledger::LedgerError),
     /// The holder.
     #[error(transparent)]
-    Holder(#[from] holder::Error),
+    Holder(#[from] holder::HolderError),
     /// Files.
     #[error("cannot use {path}: {problem}", path = path.display())]
     File {
@@ -74,33 +74,36 @@ pub enum Error {
 }
 
 /// The two descriptors, and whether either is new.
-struct Kept {
+struct SegmentFds {
     memory: OwnedFd,
     ledger: OwnedFd,
-    fresh: bool,
+    is_new: bool,
 }
 
-impl Segment {
+impl SegmentMemory {
     /// Opens it with what it holds, or begins a new one. `identity` is asked for a new one's, and given its address. A segment that
     /// is kept with another size is dropped, and begun anew.
     ///
     /// # Errors
     /// When it is in use by another process, or there is not as much memory.
-    pub fn open(wanted: &Wanted, identity: impl FnOnce(u64) -> Identity) -> Result<Self, Error> {
-        let kept = match &wanted.keep {
-            Keep::Process => Kept {
-                memory: fresh(&wanted.label, wanted.size, wanted.pages)?,
-                ledger: fresh(&wanted.label, bytes_for(wanted.size), Pages::Normal)?,
-                fresh: true,
+    pub fn open(
+        wanted: &SegmentOptions,
+        identity: impl FnOnce(u64) -> SegmentIdentity,
+    ) -> Result<Self, SegmentError> {
+        let kept = match &wanted.backing {
+            SegmentBacking::Process => SegmentFds {
+                memory: new_memfd(&wanted.label, wanted.size, wanted.pages)?,
+                ledger: new_memfd(&wanted.label, bytes_for(wanted.size), PageMode::Normal)?,
+                is_new: true,
             },
-            Keep::Holder(holder) => from_holder(holder, wanted)?,
-            Keep::Folder(folder) => from_folder(folder, wanted)?,
+            SegmentBacking::Holder(holder) => from_holder(holder, wanted)?,
+            SegmentBacking::Folder(folder) => from_folder(folder, wanted)?,
         };
         let opened = match Ledger::open(&kept.ledger, wanted.size)? {
-            Opened::Kept(ledger) if !kept.fresh => Self::go_on(wanted, kept.memory, ledger),
+            OpenedLedger::Existing(ledger) if !kept.is_new => Self::restore(wanted, kept.memory, ledger),
             // Entries without their memory, or memory without its entries, are worth nothing.
-            Opened::Kept(ledger) => Self::begin(wanted, kept.memory, ledger.wipe(), identity),
-            Opened::Empty(blank) => Self::begin(wanted, kept.memory, blank, identity),
+            OpenedLedger::Existing(ledger) => Self::create(wanted, kept.memory, ledger.wipe(), identity),
+            OpenedLedger::Empty(blank) => Self::create(wanted, kept.memory, blank, identity),
         }?;
         opened.open_catalog(wanted);
         Ok(opened)
@@ -108,13 +111,13 @@ impl Segment {
 
     /// Opens the catalog of objects beside the ledger. A segment without one serves as well; only a master that has lost its log
     /// cannot be offered what it holds.
-    fn open_catalog(&self, wanted: &Wanted) {
-        let opened = match &wanted.keep {
-            Keep::Process => return,
-            Keep::Holder(holder) => catalog_of_holder(holder, wanted),
-            Keep::Folder(folder) => {
+    fn open_catalog(&self, wanted: &SegmentOptions) {
+        let opened = match &wanted.backing {
+            SegmentBacking::Process => return,
+            SegmentBacking::Holder(holder) => catalog_of_holder(holder, wanted),
+            SegmentBacking::Folder(folder) => {
                 let path = folder.join(format!("{}.objects", wanted.label));
-                sized(path, catalog::bytes_for(wanted.size)).map(|(memory, _)| memory)
+                open_sized(path, catalog::bytes_for(wanted.size)).map(|(memory, _)| memory)
             }
         };
         match opened.and_then(|memory| Ok(self.ledger.open_catalog(memory)?)) {
@@ -137,34 +140,35 @@ impl Segment {
     ///
     /// # Errors
     /// When there is not as much, or it cannot be mapped.
-    pub fn of_file(
+    pub fn from_file(
         file: File,
         from: u64,
         size: u64,
-        identity: impl FnOnce(u64) -> Identity,
-    ) -> Result<Self, Error> {
-        let region = Region::part(file.into(), from, size, None)?;
-        let ledger = match Ledger::open(fresh("shared.ledger", bytes_for(size), Pages::Normal)?, size)? {
-            Opened::Empty(blank) => blank,
-            Opened::Kept(ledger) => ledger.wipe(),
+        identity: impl FnOnce(u64) -> SegmentIdentity,
+    ) -> Result<Self, SegmentError> {
+        let region = MappedRegion::part(file.into(), from, size, None)?;
+        let ledger = match Ledger::open(new_memfd("shared.ledger", bytes_for(size), PageMode::Normal)?, size)?
+        {
+            OpenedLedger::Empty(blank) => blank,
+            OpenedLedger::Existing(ledger) => ledger.wipe(),
         };
         let ledger = ledger.start(identity(region.base()))?;
-        Ok(Self { region: Arc::new(region), ledger: Arc::new(ledger), kept: false })
+        Ok(Self { region: Arc::new(region), ledger: Arc::new(ledger), is_restored: false })
     }
 
-    fn go_on(wanted: &Wanted, memory: OwnedFd, ledger: Ledger) -> Result<Self, Error> {
-        let Identity { name, base, .. } = ledger.identity();
+    fn restore(wanted: &SegmentOptions, memory: OwnedFd, ledger: Ledger) -> Result<Self, SegmentError> {
+        let SegmentIdentity { name, base, .. } = ledger.identity();
         let region = map(wanted, memory, Some(base))?;
         if !ledger.same_boot() {
             tracing::info!(
                 "{name}: the machine was started anew, so {} bytes are checked",
                 ledger.counts().bytes
             );
-            let damaged = Scrubber::all(&ledger, &region).damaged;
+            let damaged = Scrubber::run_full(&ledger, &region).damaged;
             if !damaged.is_empty() {
                 tracing::warn!("{name}: {} parts had not reached the disk, and are dropped", damaged.len());
             }
-            ledger.checked()?;
+            ledger.mark_verified()?;
         }
         let counts = ledger.counts();
         tracing::info!(
@@ -173,74 +177,77 @@ impl Segment {
             counts.bytes,
             wanted.size
         );
-        Ok(Self { region: Arc::new(region), ledger: Arc::new(ledger), kept: true })
+        Ok(Self { region: Arc::new(region), ledger: Arc::new(ledger), is_restored: true })
     }
 
-    fn begin(
-        wanted: &Wanted,
+    fn create(
+        wanted: &SegmentOptions,
         memory: OwnedFd,
-        blank: ledger::Blank,
-        identity: impl FnOnce(u64) -> Identity,
-    ) -> Result<Self, Error> {
+        blank: ledger::EmptyLedger,
+        identity: impl FnOnce(u64) -> SegmentIdentity,
+    ) -> Result<Self, SegmentError> {
         let region = map(wanted, memory, None)?;
-        region.place(wanted.placement);
+        region.set_placement(wanted.placement);
         let ledger = blank.start(identity(region.base()))?;
-        Ok(Self { region: Arc::new(region), ledger: Arc::new(ledger), kept: false })
+        Ok(Self { region: Arc::new(region), ledger: Arc::new(ledger), is_restored: false })
     }
 }
 
-fn map(wanted: &Wanted, memory: OwnedFd, at: Option<u64>) -> Result<Region, Error> {
-    let mut region = Region::from_fd(memory, wanted.size, at)?;
-    if region.pages() != Pages::Huge && wanted.pages != Pages::Normal {
-        region.set_pages(Pages::Transparent);
+fn map(wanted: &SegmentOptions, memory: OwnedFd, at: Option<u64>) -> Result<MappedRegion, SegmentError> {
+    let mut region = MappedRegion::from_fd(memory, wanted.size, at)?;
+    if region.pages() != PageMode::Huge && wanted.pages != PageMode::Normal {
+        region.set_pages(PageMode::Transparent);
     }
     Ok(region)
 }
 
-fn fresh(label: &str, len: u64, pages: Pages) -> Result<OwnedFd, Error> {
+fn new_memfd(label: &str, len: u64, pages: PageMode) -> Result<OwnedFd, SegmentError> {
     let made = memfd(label, len, pages);
-    let (fd, _) =
-        made.map_err(|problem| region::Error::Io { what: format!("make {len} bytes of memory"), problem })?;
+    let (fd, _) = made.map_err(|problem| region::RegionError::Io {
+        what: format!("make {len} bytes of memory"),
+        problem,
+    })?;
     Ok(fd)
 }
 
-fn from_holder(holder: &Holder, wanted: &Wanted) -> Result<Kept, Error> {
+fn from_holder(holder: &HolderClient, wanted: &SegmentOptions) -> Result<SegmentFds, SegmentError> {
     let names = [wanted.label.clone(), format!("{}.ledger", wanted.label)];
-    let take = || -> Result<Kept, holder::Error> {
+    let take = || -> Result<SegmentFds, holder::HolderError> {
         let [memory, ledger] = &names;
         let memory = holder.memory(memory, wanted.size, wanted.pages)?;
-        let ledger = holder.memory(ledger, bytes_for(wanted.size), Pages::Normal)?;
-        Ok(Kept { fresh: memory.fresh || ledger.fresh, memory: memory.fd, ledger: ledger.fd })
+        let ledger = holder.memory(ledger, bytes_for(wanted.size), PageMode::Normal)?;
+        Ok(SegmentFds { is_new: memory.is_new || ledger.is_new, memory: memory.fd, ledger: ledger.fd })
     };
     match take() {
-        Err(holder::Error::Length { kept, asked }) => {
+        Err(holder::HolderError::Length { held: kept, requested: asked }) => {
             tracing::warn!("{}: {kept} bytes were kept and {asked} are wanted: beginning anew", wanted.label);
-            names.iter().try_for_each(|name| holder.forget(name))?;
+            names.iter().try_for_each(|name| holder.release(name))?;
             Ok(take()?)
         }
         taken => Ok(taken?),
     }
 }
 
-fn catalog_of_holder(holder: &Holder, wanted: &Wanted) -> Result<OwnedFd, Error> {
+fn catalog_of_holder(holder: &HolderClient, wanted: &SegmentOptions) -> Result<OwnedFd, SegmentError> {
     let (name, len) = (format!("{}.objects", wanted.label), catalog::bytes_for(wanted.size));
-    match holder.memory(&name, len, Pages::Normal) {
-        Err(holder::Error::Length { .. }) => {
-            holder.forget(&name)?;
-            Ok(holder.memory(&name, len, Pages::Normal)?.fd)
+    match holder.memory(&name, len, PageMode::Normal) {
+        Err(holder::HolderError::Length { .. }) => {
+            holder.release(&name)?;
+            Ok(holder.memory(&name, len, PageMode::Normal)?.fd)
         }
         taken => Ok(taken?.fd),
     }
 }
 
-fn from_folder(folder: &Path, wanted: &Wanted) -> Result<Kept, Error> {
-    let (memory, old) = sized(folder.join(format!("{}.segment", wanted.label)), wanted.size)?;
-    let (ledger, known) = sized(folder.join(format!("{}.ledger", wanted.label)), bytes_for(wanted.size))?;
-    Ok(Kept { memory, ledger, fresh: !old || !known })
+fn from_folder(folder: &Path, wanted: &SegmentOptions) -> Result<SegmentFds, SegmentError> {
+    let (memory, old) = open_sized(folder.join(format!("{}.segment", wanted.label)), wanted.size)?;
+    let (ledger, known) =
+        open_sized(folder.join(format!("{}.ledger", wanted.label)), bytes_for(wanted.size))?;
+    Ok(SegmentFds { memory, ledger, is_new: !old || !known })
 }
 
 /// A file of this length, and whether it was there with it.
-fn sized(path: PathBuf, len: u64) -> Result<(OwnedFd, bool), Error> {
+fn open_sized(path: PathBuf, len: u64) -> Result<(OwnedFd, bool), SegmentError> {
     let open = || -> io::Result<(OwnedFd, bool)> {
         let file = File::options().read(true).write(true).create(true).truncate(false).open(&path)?;
         let found = file.metadata()?.len();
@@ -260,5 +267,5 @@ fn sized(path: PathBuf, len: u64) -> Result<(OwnedFd, bool), Error> {
         }
         Ok((file.into(), found == len))
     };
-    open().map_err(|problem| Error::File { path: path.clone(), problem })
+    open().map_err(|problem| SegmentError::File { path: path.clone(), problem })
 }

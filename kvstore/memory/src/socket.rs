@@ -4,11 +4,11 @@
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
-use crate::mapping::Span;
+use crate::mapping::MappedSpan;
 
 /// Whether a call may return before all bytes have come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wait {
+pub(crate) enum ReceiveMode {
     /// With what is there.
     Some,
     /// Once all has come, or no more will.
@@ -17,7 +17,7 @@ pub(crate) enum Wait {
 
 /// Whether more is sent after this.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum More {
+pub(crate) enum SendMode {
     /// Yes: a packet that is not full may wait for it.
     Follows,
     /// No.
@@ -25,8 +25,8 @@ pub(crate) enum More {
 }
 
 /// Receives into `span`. 0 when the peer has ended its side.
-pub(crate) fn receive(socket: BorrowedFd<'_>, span: Span<'_>, wait: Wait) -> io::Result<usize> {
-    let flags = if wait == Wait::All { libc::MSG_WAITALL } else { 0 };
+pub(crate) fn receive(socket: BorrowedFd<'_>, span: MappedSpan<'_>, wait: ReceiveMode) -> io::Result<usize> {
+    let flags = if wait == ReceiveMode::All { libc::MSG_WAITALL } else { 0 };
     loop {
         // SAFETY: the span is mapped and writable for its length while it is borrowed, and only the kernel writes here.
         let got = unsafe { libc::recv(socket.as_raw_fd(), span.start().cast(), span.len(), flags) };
@@ -38,8 +38,8 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, span: Span<'_>, wait: Wait) -> io:
 }
 
 /// Sends from `span`; the peer being gone is an error, not a signal.
-pub(crate) fn send(socket: BorrowedFd<'_>, span: Span<'_>, more: More) -> io::Result<usize> {
-    let flags = libc::MSG_NOSIGNAL | if more == More::Follows { libc::MSG_MORE } else { 0 };
+pub(crate) fn send(socket: BorrowedFd<'_>, span: MappedSpan<'_>, more: SendMode) -> io::Result<usize> {
+    let flags = libc::MSG_NOSIGNAL | if more == SendMode::Follows { libc::MSG_MORE } else { 0 };
     loop {
         // SAFETY: the span is mapped and readable for its length while it is borrowed.
         let sent = unsafe { libc::send(socket.as_raw_fd(), span.start().cast(), span.len(), flags) };

@@ -8,10 +8,10 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use moongate_memory::holder::{Holder, Keeper};
-use moongate_memory::ledger::{Finished, Identity};
-use moongate_memory::numa::Placement;
-use moongate_memory::{Crc32c, Keep, Pages, Segment, Wanted};
+use moongate_memory::holder::{HolderClient, HolderServer};
+use moongate_memory::ledger::{LedgerWriteOutcome, SegmentIdentity};
+use moongate_memory::numa::NumaPlacement;
+use moongate_memory::{Crc32c, PageMode, SegmentBacking, SegmentMemory, SegmentOptions};
 
 /// Set for the process that writes: where its segment is kept.
 const HOLDER: &str = "MOONGATE_TEST_HOLDER";
@@ -25,15 +25,20 @@ const PROGRESS: u64 = SIZE - 4096;
 const LONGEST: u64 = 16 << 10;
 const THREADS: u64 = 2;
 
-fn open(keep: Keep) -> Segment {
-    let wanted = Wanted {
-        keep,
+fn open(keep: SegmentBacking) -> SegmentMemory {
+    let wanted = SegmentOptions {
+        backing: keep,
         label: "crash".into(),
         size: SIZE,
-        pages: Pages::Normal,
-        placement: Placement::Anywhere,
+        pages: PageMode::Normal,
+        placement: NumaPlacement::Anywhere,
     };
-    Segment::open(&wanted, |base| Identity { name: "crash".into(), base, ..Identity::default() }).unwrap()
+    SegmentMemory::open(&wanted, |base| SegmentIdentity {
+        name: "crash".into(),
+        base,
+        ..SegmentIdentity::default()
+    })
+    .unwrap()
 }
 
 /// Bytes that tell by themselves whether they are what was written: all follow from the first eight.
@@ -45,7 +50,7 @@ fn bytes(seed: u64, len: u64) -> Vec<u8> {
 }
 
 /// Writes until it is killed, as a store node does: by copying, and from a socket.
-fn write_forever(segment: &Segment, thread: u64, seed: u64) {
+fn write_forever(segment: &SegmentMemory, thread: u64, seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed ^ thread);
     let (mut near, far) = UnixStream::pair().unwrap();
     for count in 1.. {
@@ -67,7 +72,7 @@ fn write_forever(segment: &Segment, thread: u64, seed: u64) {
         };
         // Every tenth write breaks off, as when its connection is lost.
         if count % 10 != 0 {
-            assert_eq!(writing.finish(crc), Finished::Recorded);
+            assert_eq!(writing.finish(crc), LedgerWriteOutcome::Recorded);
         }
         segment.region.write_at(PROGRESS + thread * 16 + 8, &u64::to_le_bytes(count)).unwrap();
     }
@@ -76,8 +81,9 @@ fn write_forever(segment: &Segment, thread: u64, seed: u64) {
 #[test]
 #[ignore = "the process that the other tests kill"]
 fn writer() {
-    let holder = std::env::var(HOLDER).map(|path| Keep::Holder(Holder::at(path)));
-    let keep = holder.or_else(|_| std::env::var(FOLDER).map(|path| Keep::Folder(path.into()))).unwrap();
+    let holder = std::env::var(HOLDER).map(|path| SegmentBacking::Holder(HolderClient::new(path)));
+    let keep =
+        holder.or_else(|_| std::env::var(FOLDER).map(|path| SegmentBacking::Folder(path.into()))).unwrap();
     let seed = std::env::var(SEED).unwrap().parse().unwrap();
     let segment = open(keep);
     println!("{READY}");
@@ -90,9 +96,9 @@ fn writer() {
 }
 
 /// Killed when dropped.
-struct Writer(Child);
+struct SegmentWriterProcess(Child);
 
-impl Writer {
+impl SegmentWriterProcess {
     /// Started, and writing.
     fn start(variable: &str, place: &Path, seed: u64) -> Self {
         let child = Command::new(std::env::current_exe().unwrap())
@@ -109,7 +115,7 @@ impl Writer {
     }
 }
 
-impl Drop for Writer {
+impl Drop for SegmentWriterProcess {
     fn drop(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
@@ -118,21 +124,21 @@ impl Drop for Writer {
 
 /// What was seen over all rounds.
 #[derive(Debug, Default)]
-struct Seen {
+struct CrashStatistics {
     /// Rounds in which a write was under way when the process was killed.
     torn: u64,
     entries: u64,
 }
 
 /// Kills `rounds` writers, and checks what each leaves.
-fn kill(variable: &str, place: &Path, keep: &Keep, rounds: u64) -> Seen {
-    let mut seen = Seen::default();
+fn kill(variable: &str, place: &Path, keep: &SegmentBacking, rounds: u64) -> CrashStatistics {
+    let mut seen = CrashStatistics::default();
     for round in 0..rounds {
-        let writer = Writer::start(variable, place, round);
+        let writer = SegmentWriterProcess::start(variable, place, round);
         thread::sleep(Duration::from_micros(fastrand::u64(..5_000)));
         drop(writer);
         let segment = open(keep.clone());
-        assert!(segment.kept, "round {round}: the segment is gone");
+        assert!(segment.is_restored, "round {round}: the segment is gone");
         let counts = segment.ledger.counts();
         assert_eq!(counts.damaged, 0, "round {round}");
         let mut content = vec![0; LONGEST as usize];
@@ -154,7 +160,7 @@ fn kill(variable: &str, place: &Path, keep: &Keep, rounds: u64) -> Seen {
     seen
 }
 
-fn check(seen: &Seen, rounds: u64) {
+fn check(seen: &CrashStatistics, rounds: u64) {
     assert!(seen.torn * 5 > rounds, "too few were killed in the middle of a write: {seen:?} of {rounds}");
     assert!(seen.entries > rounds * 10, "hardly anything was entered: {seen:?} of {rounds}");
 }
@@ -164,12 +170,12 @@ fn check(seen: &Seen, rounds: u64) {
 fn killed_writers_leave_what_is_right_or_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("holder");
-    let keeper = Keeper::bind(&path, 64 << 20).unwrap();
+    let keeper = HolderServer::bind(&path, 64 << 20).unwrap();
     let stopper = keeper.stopper();
     let thread = thread::spawn(|| keeper.run());
-    check(&kill(HOLDER, &path, &Keep::Holder(Holder::at(&path)), 500), 500);
+    check(&kill(HOLDER, &path, &SegmentBacking::Holder(HolderClient::new(&path)), 500), 500);
     stopper.stop();
     thread.join().unwrap();
 
-    check(&kill(FOLDER, folder.path(), &Keep::Folder(folder.path().to_owned()), 100), 100);
+    check(&kill(FOLDER, folder.path(), &SegmentBacking::Folder(folder.path().to_owned()), 100), 100);
 }

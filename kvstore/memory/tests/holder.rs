@@ -7,51 +7,57 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 
-use moongate_memory::holder::{Error, Holder, Keeper, MAX_KEPT, Stopper};
-use moongate_memory::ledger::{self, Identity};
-use moongate_memory::numa::Placement;
+use moongate_memory::holder::{HolderClient, HolderError, HolderServer, HolderStopHandle, MAX_RESOURCES};
+use moongate_memory::ledger::{self, SegmentIdentity};
+use moongate_memory::numa::NumaPlacement;
 use moongate_memory::segment;
-use moongate_memory::{Crc32c, Keep, Pages, Region, Segment, Wanted, memfd};
+use moongate_memory::{Crc32c, MappedRegion, PageMode, SegmentBacking, SegmentMemory, SegmentOptions, memfd};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 const MIB: u64 = 1 << 20;
 
 /// A holder in a thread, stopped when dropped.
-struct Running {
+struct TestHolder {
     path: PathBuf,
-    stopper: Stopper,
+    stopper: HolderStopHandle,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Running {
-    fn at(path: &Path) -> Self {
-        let keeper = Keeper::bind(path, 100 * MIB).unwrap();
+impl TestHolder {
+    fn start(path: &Path) -> Self {
+        let keeper = HolderServer::bind(path, 100 * MIB).unwrap();
         let stopper = keeper.stopper();
         Self { path: path.to_owned(), stopper, thread: Some(thread::spawn(|| keeper.run())) }
     }
 
-    fn holder(&self) -> Holder {
-        Holder::at(&self.path)
+    fn holder(&self) -> HolderClient {
+        HolderClient::new(&self.path)
     }
 }
 
-impl Drop for Running {
+impl Drop for TestHolder {
     fn drop(&mut self) {
         self.stopper.stop();
         self.thread.take().unwrap().join().unwrap();
     }
 }
 
-fn wanted(keep: Keep, size: u64) -> Wanted {
-    Wanted { keep, label: "segment".into(), size, pages: Pages::Normal, placement: Placement::Anywhere }
+fn wanted(keep: SegmentBacking, size: u64) -> SegmentOptions {
+    SegmentOptions {
+        backing: keep,
+        label: "segment".into(),
+        size,
+        pages: PageMode::Normal,
+        placement: NumaPlacement::Anywhere,
+    }
 }
 
-fn named(name: &str) -> impl FnOnce(u64) -> Identity {
+fn named(name: &str) -> impl FnOnce(u64) -> SegmentIdentity {
     let name = name.to_owned();
-    |base| Identity { segment: [1, 2], client: [3, 4], name, base, size: 0 }
+    |base| SegmentIdentity { segment: [1, 2], client: [3, 4], name, base, size: 0 }
 }
 
-fn write(segment: &Segment, offset: u64, bytes: &[u8]) {
+fn write(segment: &SegmentMemory, offset: u64, bytes: &[u8]) {
     let writing = segment.ledger.begin(offset, bytes.len() as u64).unwrap();
     segment.region.write_at(offset, bytes).unwrap();
     writing.finish(Crc32c::of(bytes));
@@ -60,30 +66,30 @@ fn write(segment: &Segment, offset: u64, bytes: &[u8]) {
 #[test]
 fn memory_stays_while_its_users_come_and_go() {
     let folder = tempfile::tempdir().unwrap();
-    let running = Running::at(&folder.path().join("holder"));
+    let running = TestHolder::start(&folder.path().join("holder"));
     let holder = running.holder();
-    let first = holder.memory("a", MIB, Pages::Normal).unwrap();
-    assert!(first.fresh);
-    Region::from_fd(first.fd, MIB, None).unwrap().write_at(77, b"moon").unwrap();
+    let first = holder.memory("a", MIB, PageMode::Normal).unwrap();
+    assert!(first.is_new);
+    MappedRegion::from_fd(first.fd, MIB, None).unwrap().write_at(77, b"moon").unwrap();
 
-    let again = holder.memory("a", MIB, Pages::Huge).unwrap();
-    assert!(!again.fresh);
+    let again = holder.memory("a", MIB, PageMode::Huge).unwrap();
+    assert!(!again.is_new);
     let mut bytes = [0; 4];
-    Region::from_fd(again.fd, MIB, None).unwrap().read_at(77, &mut bytes).unwrap();
+    MappedRegion::from_fd(again.fd, MIB, None).unwrap().read_at(77, &mut bytes).unwrap();
     assert_eq!(&bytes, b"moon");
 
-    let other = holder.memory("a", 2 * MIB, Pages::Normal).unwrap_err();
-    assert!(matches!(other, Error::Length { kept: MIB, asked } if asked == 2 * MIB), "{other}");
+    let other = holder.memory("a", 2 * MIB, PageMode::Normal).unwrap_err();
+    assert!(matches!(other, HolderError::Length { held: MIB, requested } if requested == 2 * MIB), "{other}");
     assert_eq!(holder.names().unwrap(), ["a"]);
-    holder.forget("a").unwrap();
-    holder.forget("a").unwrap();
-    assert!(holder.memory("a", 2 * MIB, Pages::Normal).unwrap().fresh);
+    holder.release("a").unwrap();
+    holder.release("a").unwrap();
+    assert!(holder.memory("a", 2 * MIB, PageMode::Normal).unwrap().is_new);
 }
 
 #[test]
 fn who_connects_while_nobody_accepts_waits() {
     let folder = tempfile::tempdir().unwrap();
-    let running = Running::at(&folder.path().join("holder"));
+    let running = TestHolder::start(&folder.path().join("holder"));
     let holder = running.holder();
     let any: SocketAddr = ([127, 0, 0, 1], 0).into();
     let first = holder.listener("data", any).unwrap();
@@ -103,8 +109,8 @@ fn who_connects_while_nobody_accepts_waits() {
     // Another address is another socket; memory is not one.
     let moved = holder.listener("data", ([127, 0, 0, 2], 0).into()).unwrap().local_addr().unwrap();
     assert_ne!(moved.ip(), address.ip());
-    assert!(holder.memory("data", MIB, Pages::Normal).is_err());
-    holder.memory("a", MIB, Pages::Normal).unwrap();
+    assert!(holder.memory("data", MIB, PageMode::Normal).is_err());
+    holder.memory("a", MIB, PageMode::Normal).unwrap();
     assert!(holder.listener("a", any).is_err());
     // An address that cannot be listened at is told.
     let told = holder.listener("x", ([192, 0, 2, 1], 0).into()).unwrap_err().to_string();
@@ -115,60 +121,60 @@ fn who_connects_while_nobody_accepts_waits() {
 fn one_holder_at_a_path_and_a_killed_one_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("holder");
-    let running = Running::at(&path);
-    assert!(matches!(Keeper::bind(&path, MIB), Err(Error::InUse(_))));
+    let running = TestHolder::start(&path);
+    assert!(matches!(HolderServer::bind(&path, MIB), Err(HolderError::InUse(_))));
     assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     drop(running);
     assert!(!path.exists());
-    let away = Holder::at(&path).names().unwrap_err();
-    assert!(matches!(away, Error::Away { .. }), "{away}");
+    let away = HolderClient::new(&path).names().unwrap_err();
+    assert!(matches!(away, HolderError::Unreachable { .. }), "{away}");
     // One that was killed leaves its file.
     let stale = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     rustix::net::bind(&stale, &SocketAddrUnix::new(&path).unwrap()).unwrap();
     drop(stale);
-    assert_eq!(Running::at(&path).holder().names().unwrap(), [""; 0]);
-    assert!(Keeper::bind(&folder.path().join("no/folder"), MIB).is_err());
+    assert_eq!(TestHolder::start(&path).holder().names().unwrap(), [""; 0]);
+    assert!(HolderServer::bind(&folder.path().join("no/folder"), MIB).is_err());
 }
 
 #[test]
 fn a_new_holder_is_given_what_its_user_still_has() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("holder");
-    let running = Running::at(&path);
-    let memory = running.holder().memory("a", MIB, Pages::Normal).unwrap();
+    let running = TestHolder::start(&path);
+    let memory = running.holder().memory("a", MIB, PageMode::Normal).unwrap();
     drop(running);
-    let running = Running::at(&path);
-    running.holder().give("a", MIB, &memory.fd).unwrap();
-    assert!(running.holder().give("a", MIB, &memory.fd).is_err(), "kept already");
-    assert!(!running.holder().memory("a", MIB, Pages::Normal).unwrap().fresh);
+    let running = TestHolder::start(&path);
+    running.holder().hand_over("a", MIB, &memory.fd).unwrap();
+    assert!(running.holder().hand_over("a", MIB, &memory.fd).is_err(), "kept already");
+    assert!(!running.holder().memory("a", MIB, PageMode::Normal).unwrap().is_new);
 }
 
 #[test]
 fn what_is_kept_has_bounds() {
     let folder = tempfile::tempdir().unwrap();
-    let running = Running::at(&folder.path().join("holder"));
+    let running = TestHolder::start(&folder.path().join("holder"));
     let holder = running.holder();
-    holder.memory("large", 60 * MIB, Pages::Normal).unwrap();
+    holder.memory("large", 60 * MIB, PageMode::Normal).unwrap();
     for (name, len) in [("more", 41 * MIB), ("most", u64::MAX), ("", 1), (&*"n".repeat(129), 1), ("\0", 1)] {
         assert!(
-            matches!(holder.memory(name, len, Pages::Normal), Err(Error::Refused { .. })),
+            matches!(holder.memory(name, len, PageMode::Normal), Err(HolderError::Refused { .. })),
             "{name:?} {len}"
         );
     }
-    assert!(holder.memory("more", 40 * MIB, Pages::Normal).is_ok());
-    for number in 2..MAX_KEPT {
+    assert!(holder.memory("more", 40 * MIB, PageMode::Normal).is_ok());
+    for number in 2..MAX_RESOURCES {
         holder.listener(&format!("{number:0>128}"), ([127, 0, 0, 1], 0).into()).unwrap();
     }
     let full = holder.listener("one more", ([127, 0, 0, 1], 0).into()).unwrap_err();
-    assert!(matches!(full, Error::Refused { .. }), "{full}");
-    assert_eq!(holder.names().unwrap().len(), MAX_KEPT);
+    assert!(matches!(full, HolderError::Refused { .. }), "{full}");
+    assert_eq!(holder.names().unwrap().len(), MAX_RESOURCES);
 }
 
 #[test]
 fn nonsense_is_answered_and_does_no_harm() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("holder");
-    let running = Running::at(&path);
+    let running = TestHolder::start(&path);
     let connect = || {
         let kind = SocketType::SEQPACKET;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
@@ -189,18 +195,18 @@ fn nonsense_is_answered_and_does_no_harm() {
     assert_eq!(running.holder().names().unwrap(), [""; 0]);
 }
 
-fn goes_on(keep: &Keep) {
-    let segment = Segment::open(&wanted(keep.clone(), 4 * MIB), named("a")).unwrap();
-    assert!(!segment.kept);
+fn check_restored(keep: &SegmentBacking) {
+    let segment = SegmentMemory::open(&wanted(keep.clone(), 4 * MIB), named("a")).unwrap();
+    assert!(!segment.is_restored);
     write(&segment, 100, b"moon");
     let base = segment.region.base();
-    assert_eq!(segment.ledger.identity(), Identity { size: 4 * MIB, ..named("a")(base) });
-    let twice = Segment::open(&wanted(keep.clone(), 4 * MIB), named("b"));
-    assert!(matches!(twice, Err(segment::Error::Ledger(ledger::Error::InUse))), "{twice:?}");
+    assert_eq!(segment.ledger.identity(), SegmentIdentity { size: 4 * MIB, ..named("a")(base) });
+    let twice = SegmentMemory::open(&wanted(keep.clone(), 4 * MIB), named("b"));
+    assert!(matches!(twice, Err(segment::SegmentError::Ledger(ledger::LedgerError::InUse))), "{twice:?}");
     drop(segment);
 
-    let segment = Segment::open(&wanted(keep.clone(), 4 * MIB), named("b")).unwrap();
-    assert!(segment.kept);
+    let segment = SegmentMemory::open(&wanted(keep.clone(), 4 * MIB), named("b")).unwrap();
+    assert!(segment.is_restored);
     assert_eq!(segment.region.base(), base);
     assert_eq!(segment.ledger.identity().name, "a");
     let mut bytes = [0; 4];
@@ -209,8 +215,8 @@ fn goes_on(keep: &Keep) {
     assert_eq!(segment.ledger.find(100, 4).map(|entry| entry.crc), Some(Crc32c::of(b"moon")));
     drop(segment);
 
-    let segment = Segment::open(&wanted(keep.clone(), 6 * MIB), named("c")).unwrap();
-    assert!(!segment.kept, "of another size");
+    let segment = SegmentMemory::open(&wanted(keep.clone(), 6 * MIB), named("c")).unwrap();
+    assert!(!segment.is_restored, "of another size");
     assert_eq!(segment.ledger.identity().name, "c");
     assert_eq!(segment.ledger.counts().entries, 0);
 }
@@ -218,38 +224,41 @@ fn goes_on(keep: &Keep) {
 #[test]
 fn a_segment_goes_on_where_it_was() {
     let folder = tempfile::tempdir().unwrap();
-    let running = Running::at(&folder.path().join("holder"));
-    goes_on(&Keep::Holder(running.holder()));
-    goes_on(&Keep::Folder(folder.path().to_owned()));
+    let running = TestHolder::start(&folder.path().join("holder"));
+    check_restored(&SegmentBacking::Holder(running.holder()));
+    check_restored(&SegmentBacking::Folder(folder.path().to_owned()));
 }
 
 #[test]
 fn half_a_segment_is_none() {
     let folder = tempfile::tempdir().unwrap();
-    let running = Running::at(&folder.path().join("holder"));
-    let keep = Keep::Holder(running.holder());
+    let running = TestHolder::start(&folder.path().join("holder"));
+    let keep = SegmentBacking::Holder(running.holder());
     for lost in ["segment", "segment.ledger"] {
-        write(&Segment::open(&wanted(keep.clone(), MIB), named("a")).unwrap(), 0, b"moon");
-        running.holder().forget(lost).unwrap();
-        let segment = Segment::open(&wanted(keep.clone(), MIB), named("b")).unwrap();
-        assert!(!segment.kept, "without its {lost}");
+        write(&SegmentMemory::open(&wanted(keep.clone(), MIB), named("a")).unwrap(), 0, b"moon");
+        running.holder().release(lost).unwrap();
+        let segment = SegmentMemory::open(&wanted(keep.clone(), MIB), named("b")).unwrap();
+        assert!(!segment.is_restored, "without its {lost}");
         assert_eq!(segment.ledger.counts().entries, 0);
     }
-    let keep = Keep::Folder(folder.path().to_owned());
+    let keep = SegmentBacking::Folder(folder.path().to_owned());
     for lost in ["segment.segment", "segment.ledger"] {
-        write(&Segment::open(&wanted(keep.clone(), MIB), named("a")).unwrap(), 0, b"moon");
+        write(&SegmentMemory::open(&wanted(keep.clone(), MIB), named("a")).unwrap(), 0, b"moon");
         std::fs::remove_file(folder.path().join(lost)).unwrap();
-        assert!(!Segment::open(&wanted(keep.clone(), MIB), named("b")).unwrap().kept, "without {lost}");
+        assert!(
+            !SegmentMemory::open(&wanted(keep.clone(), MIB), named("b")).unwrap().is_restored,
+            "without {lost}"
+        );
     }
 }
 
 #[test]
 fn a_process_of_its_own_keeps_nothing() {
-    let open = || Segment::open(&wanted(Keep::Process, MIB), named("a")).unwrap();
+    let open = || SegmentMemory::open(&wanted(SegmentBacking::Process, MIB), named("a")).unwrap();
     let (one, two) = (open(), open());
     write(&one, 0, b"moon");
-    assert!(!two.kept);
+    assert!(!two.is_restored);
     assert_eq!(two.ledger.counts().entries, 0);
-    let (fd, _) = memfd("unrelated", MIB, Pages::Normal).unwrap();
-    assert_ne!(Region::from_fd(fd, MIB, Some(one.region.base())).unwrap().base(), one.region.base());
+    let (fd, _) = memfd("unrelated", MIB, PageMode::Normal).unwrap();
+    assert_ne!(MappedRegion::from_fd(fd, MIB, Some(one.region.base())).unwrap().base(), one.region.base());
 }

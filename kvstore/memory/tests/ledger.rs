@@ -7,35 +7,37 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 
-use moongate_memory::ledger::{Error, Finished, Identity, Ledger, Opened, bytes_for};
-use moongate_memory::{Crc32c, Pages, Region, Scrubber, memfd};
+use moongate_memory::ledger::{
+    Ledger, LedgerError, LedgerWriteOutcome, OpenedLedger, SegmentIdentity, bytes_for,
+};
+use moongate_memory::{Crc32c, MappedRegion, PageMode, Scrubber, memfd};
 use proptest::prelude::*;
 
 const SIZE: u64 = 1 << 16;
 
 fn memory(size: u64) -> OwnedFd {
-    memfd("moongate-test-ledger", bytes_for(size), Pages::Normal).unwrap().0
+    memfd("moongate-test-ledger", bytes_for(size), PageMode::Normal).unwrap().0
 }
 
-fn identity(name: &str) -> Identity {
-    Identity { segment: [1, 2], client: [3, 4], name: name.to_owned(), base: 0x5000, size: SIZE }
+fn identity(name: &str) -> SegmentIdentity {
+    SegmentIdentity { segment: [1, 2], client: [3, 4], name: name.to_owned(), base: 0x5000, size: SIZE }
 }
 
 fn start(memory: &OwnedFd, size: u64) -> Ledger {
     match Ledger::open(memory, size).unwrap() {
-        Opened::Empty(blank) => blank.start(Identity { size, ..identity("a") }).unwrap(),
-        Opened::Kept(_) => unreachable!("fresh memory"),
+        OpenedLedger::Empty(blank) => blank.start(SegmentIdentity { size, ..identity("a") }).unwrap(),
+        OpenedLedger::Existing(_) => unreachable!("fresh memory"),
     }
 }
 
-fn again(memory: &OwnedFd, size: u64) -> Ledger {
+fn reopen(memory: &OwnedFd, size: u64) -> Ledger {
     match Ledger::open(memory, size).unwrap() {
-        Opened::Kept(ledger) => ledger,
-        Opened::Empty(_) => unreachable!("a ledger was there"),
+        OpenedLedger::Existing(ledger) => ledger,
+        OpenedLedger::Empty(_) => unreachable!("a ledger was there"),
     }
 }
 
-fn write(ledger: &Ledger, region: &Region, offset: u64, bytes: &[u8]) -> Finished {
+fn write(ledger: &Ledger, region: &MappedRegion, offset: u64, bytes: &[u8]) -> LedgerWriteOutcome {
     let writing = ledger.begin(offset, bytes.len() as u64).unwrap();
     region.write_at(offset, bytes).unwrap();
     writing.finish(Crc32c::of(bytes))
@@ -45,12 +47,12 @@ fn write(ledger: &Ledger, region: &Region, offset: u64, bytes: &[u8]) -> Finishe
 fn only_one_process_has_it_open() {
     let memory = memory(SIZE);
     let ledger = start(&memory, SIZE);
-    assert!(matches!(Ledger::open(&memory, SIZE), Err(Error::InUse)));
+    assert!(matches!(Ledger::open(&memory, SIZE), Err(LedgerError::InUse)));
     drop(ledger);
-    let blank = again(&memory, SIZE).wipe();
-    assert!(matches!(Ledger::open(&memory, SIZE), Err(Error::InUse)));
+    let blank = reopen(&memory, SIZE).wipe();
+    assert!(matches!(Ledger::open(&memory, SIZE), Err(LedgerError::InUse)));
     drop(blank);
-    again(&memory, SIZE);
+    reopen(&memory, SIZE);
 }
 
 #[test]
@@ -58,36 +60,36 @@ fn a_segment_is_what_it_was_last_called() {
     let memory = memory(SIZE);
     let ledger = start(&memory, SIZE);
     ledger.set_identity(identity("b")).unwrap();
-    ledger.set_identity(Identity { client: [9, 9], ..identity("c") }).unwrap();
-    assert!(matches!(ledger.set_identity(identity(&"n".repeat(2000))), Err(Error::Name(2000))));
+    ledger.set_identity(SegmentIdentity { client: [9, 9], ..identity("c") }).unwrap();
+    assert!(matches!(ledger.set_identity(identity(&"n".repeat(2000))), Err(LedgerError::Name(2000))));
     drop(ledger);
-    assert_eq!(again(&memory, SIZE).identity(), Identity { client: [9, 9], ..identity("c") });
+    assert_eq!(reopen(&memory, SIZE).identity(), SegmentIdentity { client: [9, 9], ..identity("c") });
 }
 
 #[test]
 fn a_segment_of_another_size_begins_anew() {
     let big = memory(1 << 30);
     start(&big, 1 << 29);
-    assert!(matches!(Ledger::open(&big, 1 << 30).unwrap(), Opened::Empty(_)));
+    assert!(matches!(Ledger::open(&big, 1 << 30).unwrap(), OpenedLedger::Empty(_)));
     assert!(Ledger::open(memory(SIZE), 1 << 30).is_err(), "not enough memory for its slots");
 }
 
 #[test]
 fn wiped_is_empty_for_whoever_comes_next() {
     let memory = memory(SIZE);
-    let region = Region::anonymous(SIZE, Pages::Normal).unwrap();
+    let region = MappedRegion::anonymous(SIZE, PageMode::Normal).unwrap();
     let ledger = start(&memory, SIZE);
     write(&ledger, &region, 0, b"moon");
     let ledger = ledger.wipe().start(identity("b")).unwrap();
     assert_eq!(ledger.counts().entries, 0);
     drop(ledger);
-    assert_eq!(again(&memory, SIZE).entries(0, 9), []);
+    assert_eq!(reopen(&memory, SIZE).entries(0, 9), []);
 }
 
 #[test]
 fn parts_side_by_side_cover_a_whole() {
     let memory = memory(SIZE);
-    let region = Region::anonymous(SIZE, Pages::Normal).unwrap();
+    let region = MappedRegion::anonymous(SIZE, PageMode::Normal).unwrap();
     let ledger = start(&memory, SIZE);
     write(&ledger, &region, 100, &[1; 100]);
     write(&ledger, &region, 200, &[1; 50]);
@@ -100,7 +102,7 @@ fn parts_side_by_side_cover_a_whole() {
     assert!(!ledger.covers(u64::MAX, 2));
     assert!(ledger.find(100, 100).is_some());
     assert!(ledger.find(100, 150).is_none());
-    assert_eq!(ledger.forget(249, 3), 2);
+    assert_eq!(ledger.remove(249, 3), 2);
     assert_eq!(ledger.counts().bytes, 100);
 }
 
@@ -112,16 +114,16 @@ fn writes_that_overlap_each_other_leave_no_entry() {
     let two = ledger.begin(50, 100).unwrap();
     let beside = ledger.begin(150, 10).unwrap();
     let nothing = ledger.begin(20, 0).unwrap();
-    assert_eq!(nothing.finish(0), Finished::Recorded);
-    assert_eq!(one.finish(1), Finished::Overlapped);
-    assert_eq!(two.finish(2), Finished::Overlapped);
-    assert_eq!(beside.finish(3), Finished::Recorded);
+    assert_eq!(nothing.finish(0), LedgerWriteOutcome::Recorded);
+    assert_eq!(one.finish(1), LedgerWriteOutcome::Overlapped);
+    assert_eq!(two.finish(2), LedgerWriteOutcome::Overlapped);
+    assert_eq!(beside.finish(3), LedgerWriteOutcome::Recorded);
     assert_eq!(ledger.counts().unrecorded, 2);
     let entries = ledger.entries(0, 9);
     assert_eq!(entries.iter().map(|entry| (entry.offset, entry.crc)).collect::<Vec<_>>(), [(150, 3)]);
     // One that ended without finishing is in nobody's way.
     drop(ledger.begin(0, 100).unwrap());
-    assert_eq!(ledger.begin(0, 100).unwrap().finish(4), Finished::Recorded);
+    assert_eq!(ledger.begin(0, 100).unwrap().finish(4), LedgerWriteOutcome::Recorded);
 }
 
 #[test]
@@ -129,29 +131,29 @@ fn a_full_ledger_says_so_and_goes_on() {
     let memory = memory(SIZE);
     let ledger = start(&memory, SIZE);
     let outcomes: Vec<_> = (0..1030).map(|at| ledger.begin(at * 8, 8).unwrap().finish(0)).collect();
-    assert!(outcomes[..1024].iter().all(|&outcome| outcome == Finished::Recorded));
-    assert!(outcomes[1024..].iter().all(|&outcome| outcome == Finished::NoRoom));
+    assert!(outcomes[..1024].iter().all(|&outcome| outcome == LedgerWriteOutcome::Recorded));
+    assert!(outcomes[1024..].iter().all(|&outcome| outcome == LedgerWriteOutcome::NoFreeSlot));
     // What has no slot is known all the same, as long as this process lives.
     assert!(ledger.covers(8192, 48) && ledger.find(8192, 8).is_some());
     assert_eq!((ledger.counts().entries, ledger.counts().unrecorded), (1030, 6));
-    assert_eq!(ledger.forget(8192, 16), 2);
+    assert_eq!(ledger.remove(8192, 16), 2);
     assert!(!ledger.covers(8192, 8));
-    assert_eq!(ledger.begin(0, 8).unwrap().finish(0), Finished::Recorded, "in its own slot");
-    assert_eq!(ledger.begin(8000, 8).unwrap().finish(0), Finished::Recorded);
+    assert_eq!(ledger.begin(0, 8).unwrap().finish(0), LedgerWriteOutcome::Recorded, "in its own slot");
+    assert_eq!(ledger.begin(8000, 8).unwrap().finish(0), LedgerWriteOutcome::Recorded);
     drop(ledger);
-    assert_eq!(again(&memory, SIZE).counts().entries, 1024);
+    assert_eq!(reopen(&memory, SIZE).counts().entries, 1024);
 }
 
 #[test]
-fn a_later_process_knows_what_it_has_no_slot_for_as_long_as_it_lives() {
+fn entries_without_a_slot_last_as_long_as_the_process() {
     let memory = memory(SIZE);
     let ledger = start(&memory, SIZE);
     for at in 0..1024 {
-        assert_eq!(ledger.begin(at * 8, 8).unwrap().finish(0), Finished::Recorded);
+        assert_eq!(ledger.begin(at * 8, 8).unwrap().finish(0), LedgerWriteOutcome::Recorded);
     }
     drop(ledger);
-    let ledger = again(&memory, SIZE);
-    assert_eq!(ledger.begin(9000, 100).unwrap().finish(7), Finished::NoRoom);
+    let ledger = reopen(&memory, SIZE);
+    assert_eq!(ledger.begin(9000, 100).unwrap().finish(7), LedgerWriteOutcome::NoFreeSlot);
     assert!(ledger.covers(9000, 100));
     assert_eq!(ledger.find(9000, 100).map(|entry| entry.crc), Some(7));
 }
@@ -164,24 +166,24 @@ fn a_ledger_takes_no_more_memory_than_it_has_entries() {
     let ledger = start(&memory, LARGE);
     assert!(taken() <= 4096, "{}", taken());
     for at in 0..1000 {
-        assert_eq!(ledger.begin(at * 4096, 4096).unwrap().finish(1), Finished::Recorded);
+        assert_eq!(ledger.begin(at * 4096, 4096).unwrap().finish(1), LedgerWriteOutcome::Recorded);
     }
     drop(ledger);
-    let ledger = again(&memory, LARGE);
+    let ledger = reopen(&memory, LARGE);
     assert_eq!(ledger.counts().entries, 1000);
     assert!(taken() <= 10 * 4096, "{}", taken());
     assert_eq!(bytes_for(LARGE) / 4096, 2049);
     // What was used before is used again.
-    assert_eq!(ledger.forget(0, 4096 * 1000), 1000);
+    assert_eq!(ledger.remove(0, 4096 * 1000), 1000);
     for at in 0..1000 {
-        assert_eq!(ledger.begin(at * 4096, 4096).unwrap().finish(2), Finished::Recorded);
+        assert_eq!(ledger.begin(at * 4096, 4096).unwrap().finish(2), LedgerWriteOutcome::Recorded);
     }
     assert!(taken() <= 10 * 4096, "{}", taken());
     drop(ledger);
-    let anew = again(&memory, LARGE).wipe().start(Identity { size: LARGE, ..identity("b") }).unwrap();
+    let anew = reopen(&memory, LARGE).wipe().start(SegmentIdentity { size: LARGE, ..identity("b") }).unwrap();
     assert_eq!(anew.counts().entries, 0);
     drop(anew);
-    assert_eq!(again(&memory, LARGE).counts().entries, 0);
+    assert_eq!(reopen(&memory, LARGE).counts().entries, 0);
 }
 
 #[test]
@@ -191,14 +193,14 @@ fn nothing_is_entered_outside_the_region() {
     for (offset, len) in [(SIZE, 1), (0, SIZE + 1), (u64::MAX, 1), (1, u64::MAX)] {
         assert!(ledger.begin(offset, len).is_err());
         assert!(!ledger.covers(offset, len));
-        assert_eq!(ledger.forget(offset, len), 0);
+        assert_eq!(ledger.remove(offset, len), 0);
     }
 }
 
 #[test]
 fn the_scrubber_finds_every_changed_bit_and_nothing_else() {
     let memory = memory(64 << 20);
-    let region = Region::anonymous(64 << 20, Pages::Normal).unwrap();
+    let region = MappedRegion::anonymous(64 << 20, PageMode::Normal).unwrap();
     let ledger = start(&memory, 64 << 20);
     // One of several pieces, and small ones.
     write(&ledger, &region, 0, &vec![3; 5 << 20]);
@@ -213,7 +215,7 @@ fn the_scrubber_finds_every_changed_bit_and_nothing_else() {
         assert!(step.damaged.is_empty());
         read += step.bytes;
         steps += 1;
-        if step.all {
+        if step.reached_end {
             break;
         }
     }
@@ -222,17 +224,17 @@ fn the_scrubber_finds_every_changed_bit_and_nothing_else() {
 
     region.write_at((4 << 20) + 77, &[2]).unwrap();
     region.write_at((8 << 20) + 50_999, &[51]).unwrap();
-    let all = Scrubber::all(&ledger, &region);
+    let all = Scrubber::run_full(&ledger, &region);
     let damaged: Vec<_> = all.damaged.iter().map(|entry| (entry.offset, entry.len)).collect();
     assert_eq!(damaged, [(0, 5 << 20), ((8 << 20) + 50_000, 1000)]);
     assert_eq!(ledger.counts().entries, 99);
-    assert!(Scrubber::all(&ledger, &region).damaged.is_empty());
+    assert!(Scrubber::run_full(&ledger, &region).damaged.is_empty());
 }
 
 #[test]
 fn a_part_written_anew_during_its_check_is_no_damage() {
     let memory = memory(64 << 20);
-    let region = Region::anonymous(64 << 20, Pages::Normal).unwrap();
+    let region = MappedRegion::anonymous(64 << 20, PageMode::Normal).unwrap();
     let ledger = start(&memory, 64 << 20);
     write(&ledger, &region, 0, &vec![3; 4 << 20]);
     let mut scrubber = Scrubber::new();
@@ -243,38 +245,38 @@ fn a_part_written_anew_during_its_check_is_no_damage() {
     region.write_at(3 << 20, &[9]).unwrap();
     let step = scrubber.step(&ledger, &region, 100 << 20);
     assert!(step.damaged.is_empty(), "the bytes checked first belonged to another write");
-    assert_eq!(Scrubber::all(&ledger, &region).damaged.len(), 1);
+    assert_eq!(Scrubber::run_full(&ledger, &region).damaged.len(), 1);
 }
 
 #[derive(Debug, Clone)]
-enum Step {
+enum LedgerStep {
     Write { offset: u64, len: u64, byte: u8 },
-    CutShort { offset: u64, len: u64, byte: u8, written: u64 },
-    Forget { offset: u64, len: u64 },
+    InterruptedWrite { offset: u64, len: u64, byte: u8, written: u64 },
+    Remove { offset: u64, len: u64 },
     Reopen,
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<LedgerStep>> {
     let part = || (0..SIZE / 64, 1..20u64).prop_map(|(at, len)| (at * 64, (len * 61).min(SIZE - at * 64)));
     let step = prop_oneof![
-        6 => (part(), any::<u8>()).prop_map(|((offset, len), byte)| Step::Write { offset, len, byte }),
+        6 => (part(), any::<u8>()).prop_map(|((offset, len), byte)| LedgerStep::Write { offset, len, byte }),
         2 => (part(), any::<u8>(), 0..64u64).prop_map(|((offset, len), byte, written)| {
-            Step::CutShort { offset, len, byte, written: written.min(len) }
+            LedgerStep::InterruptedWrite { offset, len, byte, written: written.min(len) }
         }),
-        1 => part().prop_map(|(offset, len)| Step::Forget { offset, len }),
-        1 => Just(Step::Reopen),
+        1 => part().prop_map(|(offset, len)| LedgerStep::Remove { offset, len }),
+        1 => Just(LedgerStep::Reopen),
     ];
     prop::collection::vec(step, 1..120)
 }
 
 /// Offset → length and byte.
-type Model = BTreeMap<u64, (u64, u8)>;
+type LedgerModel = BTreeMap<u64, (u64, u8)>;
 
-fn drop_overlapping(model: &mut Model, offset: u64, len: u64) {
+fn drop_overlapping(model: &mut LedgerModel, offset: u64, len: u64) {
     model.retain(|&at, &mut (of, _)| at + of <= offset || offset + len <= at);
 }
 
-fn compare(ledger: &Ledger, region: &Region, model: &Model) {
+fn compare(ledger: &Ledger, region: &MappedRegion, model: &LedgerModel) {
     let entries = ledger.entries(0, usize::MAX);
     let known: Vec<_> = entries.iter().map(|entry| (entry.offset, entry.len, entry.crc)).collect();
     let expected: Vec<_> = model
@@ -283,7 +285,7 @@ fn compare(ledger: &Ledger, region: &Region, model: &Model) {
         .collect();
     assert_eq!(known, expected);
     assert_eq!(ledger.counts().damaged, 0);
-    assert!(Scrubber::all(ledger, region).damaged.is_empty());
+    assert!(Scrubber::run_full(ledger, region).damaged.is_empty());
 }
 
 proptest! {
@@ -292,38 +294,38 @@ proptest! {
     #[test]
     fn it_knows_what_a_model_knows(steps in steps()) {
         let memory = memory(SIZE);
-        let region = Region::anonymous(SIZE, Pages::Normal).unwrap();
+        let region = MappedRegion::anonymous(SIZE, PageMode::Normal).unwrap();
         let mut ledger = start(&memory, SIZE);
-        let mut model = Model::new();
+        let mut model = LedgerModel::new();
         for step in steps {
             match step {
-                Step::Write { offset, len, byte } => {
+                LedgerStep::Write { offset, len, byte } => {
                     drop_overlapping(&mut model, offset, len);
                     model.insert(offset, (len, byte));
                     prop_assert_eq!(
                         write(&ledger, &region, offset, &vec![byte; len as usize]),
-                        Finished::Recorded
+                        LedgerWriteOutcome::Recorded
                     );
                 }
-                Step::CutShort { offset, len, byte, written } => {
+                LedgerStep::InterruptedWrite { offset, len, byte, written } => {
                     drop_overlapping(&mut model, offset, len);
                     let writing = ledger.begin(offset, len).unwrap();
                     region.write_at(offset, &vec![byte; written as usize]).unwrap();
                     drop(writing);
                 }
-                Step::Forget { offset, len } => {
+                LedgerStep::Remove { offset, len } => {
                     drop_overlapping(&mut model, offset, len);
-                    ledger.forget(offset, len);
+                    ledger.remove(offset, len);
                 }
-                Step::Reopen => {
+                LedgerStep::Reopen => {
                     drop(ledger);
-                    ledger = again(&memory, SIZE);
+                    ledger = reopen(&memory, SIZE);
                 }
             }
         }
         compare(&ledger, &region, &model);
         drop(ledger);
-        compare(&again(&memory, SIZE), &region, &model);
+        compare(&reopen(&memory, SIZE), &region, &model);
     }
 
     #[test]
@@ -336,18 +338,18 @@ proptest! {
         let mut offset = 0;
         let mut known = Vec::new();
         for (crc, len) in parts.into_iter().enumerate() {
-            prop_assert_eq!(ledger.begin(offset, len).unwrap().finish(crc as u32), Finished::Recorded);
+            prop_assert_eq!(ledger.begin(offset, len).unwrap().finish(crc as u32), LedgerWriteOutcome::Recorded);
             known.push((offset, len, crc as u32));
             offset += len;
         }
         drop(ledger);
-        let raw = Region::from_fd(memory.try_clone().unwrap(), bytes_for(SIZE), None).unwrap();
+        let raw = MappedRegion::from_fd(memory.try_clone().unwrap(), bytes_for(SIZE), None).unwrap();
         for (at, bit) in flips {
             let mut byte = [0];
             raw.read_at(at, &mut byte).unwrap();
             raw.write_at(at, &[byte[0] ^ (1 << bit)]).unwrap();
         }
-        if let Opened::Kept(ledger) = Ledger::open(&memory, SIZE).unwrap() {
+        if let OpenedLedger::Existing(ledger) = Ledger::open(&memory, SIZE).unwrap() {
             prop_assert_eq!(ledger.identity(), identity("a"));
             for entry in ledger.entries(0, usize::MAX) {
                 prop_assert!(known.contains(&(entry.offset, entry.len, entry.crc)), "{:?}", entry);

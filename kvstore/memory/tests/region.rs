@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use moongate_memory::numa::Placement;
-use moongate_memory::{Crc32c, Error, Pages, Region, memfd};
+use moongate_memory::numa::NumaPlacement;
+use moongate_memory::{Crc32c, MappedRegion, PageMode, RegionError, memfd};
 
 const MIB: u64 = 1 << 20;
 
@@ -22,21 +22,21 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at ^ (at >> 8) ^ (at >> 15)) as u8).collect()
 }
 
-fn bytes(region: &Region, offset: u64, len: usize) -> Vec<u8> {
+fn bytes(region: &MappedRegion, offset: u64, len: usize) -> Vec<u8> {
     let mut out = vec![0; len];
     region.read_at(offset, &mut out).unwrap();
     out
 }
 
 /// One region of each kind.
-fn kinds(len: u64) -> Vec<Region> {
+fn kinds(len: u64) -> Vec<MappedRegion> {
     let folder = tempfile::tempdir().unwrap();
     vec![
-        Region::anonymous(len, Pages::Normal).unwrap(),
-        Region::anonymous(len, Pages::Transparent).unwrap(),
-        Region::anonymous(len, Pages::Huge).unwrap(),
-        Region::shared("moongate-test", len, Pages::Huge).unwrap().0,
-        Region::file(&folder.path().join("region"), len).unwrap(),
+        MappedRegion::anonymous(len, PageMode::Normal).unwrap(),
+        MappedRegion::anonymous(len, PageMode::Transparent).unwrap(),
+        MappedRegion::anonymous(len, PageMode::Huge).unwrap(),
+        MappedRegion::shared("moongate-test", len, PageMode::Huge).unwrap().0,
+        MappedRegion::file(&folder.path().join("region"), len).unwrap(),
     ]
 }
 
@@ -49,8 +49,8 @@ fn bytes_go_in_and_out_of_every_kind() {
         assert_eq!(region.crc32c(2 * MIB + 5, MIB).unwrap(), Crc32c::of(&written));
         assert_eq!(bytes(&region, 0, 100), [0; 100]);
         assert_eq!(region.len(), 3 * MIB + 5);
-        region.place(Placement::Node(0));
-        region.place(Placement::Spread);
+        region.set_placement(NumaPlacement::Node(0));
+        region.set_placement(NumaPlacement::Spread);
     }
 }
 
@@ -85,8 +85,8 @@ fn nothing_reaches_beyond_the_end() {
 #[test]
 fn no_region_is_empty_or_endless() {
     for len in [0, u64::MAX, u64::MAX >> 1] {
-        assert!(Region::anonymous(len, Pages::Normal).is_err());
-        assert!(Region::shared("moongate-test", len, Pages::Normal).is_err());
+        assert!(MappedRegion::anonymous(len, PageMode::Normal).is_err());
+        assert!(MappedRegion::shared("moongate-test", len, PageMode::Normal).is_err());
     }
 }
 
@@ -123,7 +123,7 @@ fn sockets_write_to_and_read_from_the_mapping() {
 
 #[test]
 fn a_peer_that_stops_halfway_is_told_from_one_that_is_slow() {
-    let region = Region::anonymous(MIB, Pages::Normal).unwrap();
+    let region = MappedRegion::anonymous(MIB, PageMode::Normal).unwrap();
     let (mut near, far) = pair();
     near.write_all(&[7; 1000]).unwrap();
     far.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
@@ -137,7 +137,7 @@ fn a_peer_that_stops_halfway_is_told_from_one_that_is_slow() {
 
 #[test]
 fn sending_to_a_peer_that_is_gone_is_an_error() {
-    let region = Region::anonymous(MIB, Pages::Normal).unwrap();
+    let region = MappedRegion::anonymous(MIB, PageMode::Normal).unwrap();
     let (near, far) = pair();
     drop(near);
     let outcome = (0..1000).try_for_each(|_| region.send_all(&far, 0, MIB));
@@ -148,25 +148,25 @@ fn sending_to_a_peer_that_is_gone_is_an_error() {
 fn a_file_keeps_its_bytes_and_its_length() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("region");
-    Region::file(&path, MIB).unwrap().write_at(MIB - 5, b"moons").unwrap();
-    assert_eq!(bytes(&Region::file(&path, MIB).unwrap(), MIB - 5, 5), b"moons");
-    let Err(Error::Length { found, wanted, .. }) = Region::file(&path, 2 * MIB) else {
+    MappedRegion::file(&path, MIB).unwrap().write_at(MIB - 5, b"moons").unwrap();
+    assert_eq!(bytes(&MappedRegion::file(&path, MIB).unwrap(), MIB - 5, 5), b"moons");
+    let Err(RegionError::Length { found, wanted, .. }) = MappedRegion::file(&path, 2 * MIB) else {
         unreachable!("another length")
     };
     assert_eq!((found, wanted), (MIB, 2 * MIB));
-    assert!(Region::file(&folder.path().join("no/such/folder"), MIB).is_err());
+    assert!(MappedRegion::file(&folder.path().join("no/such/folder"), MIB).is_err());
 }
 
 #[test]
 fn shared_memory_is_there_as_long_as_its_descriptor() {
-    let (region, fd) = Region::shared("moongate-test", MIB, Pages::Normal).unwrap();
+    let (region, fd) = MappedRegion::shared("moongate-test", MIB, PageMode::Normal).unwrap();
     region.write_at(100, b"moons").unwrap();
     let base = region.base();
     drop(region);
-    let again = Region::from_fd(fd.try_clone().unwrap(), MIB, Some(base)).unwrap();
+    let again = MappedRegion::from_fd(fd.try_clone().unwrap(), MIB, Some(base)).unwrap();
     assert_eq!(again.base(), base);
     assert_eq!(bytes(&again, 100, 5), b"moons");
-    let beside = Region::from_fd(fd, MIB, Some(base)).unwrap();
+    let beside = MappedRegion::from_fd(fd, MIB, Some(base)).unwrap();
     assert_ne!(beside.base(), base, "the address is taken");
     again.write_at(200, b"more").unwrap();
     assert_eq!(bytes(&beside, 200, 4), b"more");
@@ -174,6 +174,6 @@ fn shared_memory_is_there_as_long_as_its_descriptor() {
 
 #[test]
 fn no_more_is_mapped_than_there_is() {
-    let (fd, _) = memfd("moongate-test", MIB, Pages::Normal).unwrap();
-    assert!(matches!(Region::from_fd(fd, MIB + 1, None), Err(Error::Length { .. })));
+    let (fd, _) = memfd("moongate-test", MIB, PageMode::Normal).unwrap();
+    assert!(matches!(MappedRegion::from_fd(fd, MIB + 1, None), Err(RegionError::Length { .. })));
 }

@@ -4,34 +4,34 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use axum::middleware::from_fn;
-use moongate_runtime::{ListenerLimits, PeerTls, Socket, Supervisor};
-use moongate_transfer::Peers;
+use moongate_runtime::{ListenerLimits, ListenerSocket, PeerTls, Supervisor};
+use moongate_transfer::AllowedPeers;
 
-use crate::config::Config;
-use crate::error::StartError;
-use crate::flags::Flags;
-use crate::node::Shared;
+use crate::args::NodeArgs;
+use crate::config::NodeConfig;
+use crate::error::NodeStartError;
+use crate::node::NodeContext;
 use crate::rest::ApiAccess;
-use crate::{health, hooks, rdma, rest};
+use crate::{drain_hooks, health, rdma, rest};
 
 /// Address and access of the HTTP ports.
 #[derive(Clone, Copy)]
-pub(crate) struct HttpFace<'a> {
+pub(crate) struct HttpAccess<'a> {
     pub(crate) address: IpAddr,
-    pub(crate) peers: &'a Peers,
+    pub(crate) peers: &'a AllowedPeers,
     pub(crate) tls: Option<&'a PeerTls>,
 }
 
-impl Shared {
+impl NodeContext {
     /// Serves the REST API, hooks, health and metrics.
     pub(crate) fn serve_http(
         &self,
-        flags: &Flags,
-        config: &Config,
-        HttpFace { address, peers, tls }: HttpFace<'_>,
+        flags: &NodeArgs,
+        config: &NodeConfig,
+        HttpAccess { address, peers, tls }: HttpAccess<'_>,
         supervisor: &Supervisor,
-    ) -> Result<SocketAddr, StartError> {
-        let serve = |port, router: axum::Router| -> Result<_, StartError> {
+    ) -> Result<SocketAddr, NodeStartError> {
+        let serve = |port, router: axum::Router| -> Result<_, NodeStartError> {
             let listener = moongate_runtime::bind((address, port).into())?;
             let local = listener.local_addr()?;
             let limits = ListenerLimits::default();
@@ -39,7 +39,7 @@ impl Shared {
                 Some(_) => router.layer(from_fn(rest::require_certificate)),
                 None => router,
             };
-            let socket = Socket { listener, tls: tls.map(PeerTls::http_listener) };
+            let socket = ListenerSocket { listener, tls: tls.map(PeerTls::http_listener) };
             moongate_runtime::serve(socket, router, limits, supervisor.token(), supervisor);
             Ok(local)
         };
@@ -51,32 +51,32 @@ impl Shared {
             flags.api_token.as_ref(),
             Arc::clone(&self.refused_calls),
         ));
-        let hooks = hooks::router(peers.clone());
+        let hooks = drain_hooks::router(peers.clone());
         serve(flags.port, rest.merge(hooks).merge(health::router()).with_state(self.clone()))
     }
 }
 
 /// TLS with the store's other programs, if it is configured.
 pub(crate) fn open_tls(
-    flags: &Flags,
-    config: &Config,
+    flags: &NodeArgs,
+    config: &NodeConfig,
     supervisor: &Supervisor,
-) -> Result<Option<PeerTls>, StartError> {
+) -> Result<Option<PeerTls>, NodeStartError> {
     let tls = flags.tls.load()?;
     if let Some(tls) = &tls {
         if config.protocol == rdma::PROTOCOL {
-            return Err(StartError::AuthenticatedRdma);
+            return Err(NodeStartError::AuthenticatedRdma);
         }
-        tls.keep_current(supervisor);
+        tls.reload_on_change(supervisor);
     }
     Ok(tls)
 }
 
 /// Networks of clients. Required beyond loopback: the protocol has no authentication.
-pub(crate) fn allowed_peers(flags: &Flags, address: IpAddr) -> Result<Peers, StartError> {
+pub(crate) fn allowed_peers(flags: &NodeArgs, address: IpAddr) -> Result<AllowedPeers, NodeStartError> {
     match &flags.allow_peers {
         Some(peers) => Ok(peers.clone()),
-        None if address.is_loopback() => Ok(Peers::loopback()),
-        None => Err(StartError::NoPeers { address }),
+        None if address.is_loopback() => Ok(AllowedPeers::loopback()),
+        None => Err(NodeStartError::NoPeers { address }),
     }
 }

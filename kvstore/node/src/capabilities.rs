@@ -6,26 +6,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mooncake_wire::capability::{
-    Capability, Fingerprint, Grant, Refusal, Rights, SegmentKey, SegmentKeyArguments, Transfer,
+    AccessGrant, AccessRights, Capability, CapabilityError, CertificateFingerprint, RequestedAccess,
+    SegmentKey, SegmentKeyArguments,
 };
 use mooncake_wire::types::Uuid;
 use moongate_runtime::random_key;
-use moongate_transfer::plane::Operation;
-use moongate_transfer::serve::{Authorizer, Span};
+use moongate_transfer::plane::TransferOperation;
+use moongate_transfer::serve::{AddressRange, TransferAuthorizer};
 use parking_lot::RwLock;
 
-use crate::pool::{Place, Pool};
+use crate::segment_pool::{RangeLocation, SegmentPool};
 
 /// Stands for the buffer for objects from the disk, which is no segment.
 const STAGING: Uuid = Uuid { first: 0, second: 0 };
 
 /// Checks the capabilities of peers. Keys are made by this process, so capabilities of an earlier one are invalid.
 pub(crate) struct CapabilityChecker {
-    pool: Arc<Pool>,
+    pool: Arc<SegmentPool>,
     keys: RwLock<HashMap<Uuid, SegmentKey>>,
     staging: SegmentKey,
     /// The node's clock begins here.
-    began: Instant,
+    epoch: Instant,
 }
 
 impl CapabilityChecker {
@@ -33,13 +34,13 @@ impl CapabilityChecker {
     ///
     /// # Errors
     /// When there is no key to be had.
-    pub(crate) fn new(pool: Arc<Pool>) -> io::Result<Self> {
+    pub(crate) fn new(pool: Arc<SegmentPool>) -> io::Result<Self> {
         let staging = SegmentKey::new(random_key()?);
-        Ok(Self { pool, keys: RwLock::default(), staging, began: Instant::now() })
+        Ok(Self { pool, keys: RwLock::default(), staging, epoch: Instant::now() })
     }
 
     fn now_ms(&self) -> u64 {
-        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+        u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
     /// What the master is sent about a segment. Its key is made when it is needed first.
@@ -64,35 +65,41 @@ impl CapabilityChecker {
     }
 
     /// Grants a peer to read an object from the disk in the buffer.
-    pub(crate) fn grant_staged(&self, span: Span, lifetime: Duration, holder: &Fingerprint) -> Capability {
+    pub(crate) fn grant_staged(
+        &self,
+        span: AddressRange,
+        lifetime: Duration,
+        holder: &CertificateFingerprint,
+    ) -> Capability {
         let lifetime_ms = u64::try_from(lifetime.as_millis()).unwrap_or(u64::MAX);
         let expires_ms = self.now_ms().saturating_add(lifetime_ms);
-        let grant = Grant { rights: Rights::Read, start: span.start, size: span.size, expires_ms };
+        let grant =
+            AccessGrant { rights: AccessRights::Read, start: span.start, size: span.size, expires_ms };
         self.staging.sign(STAGING, grant, holder)
     }
 }
 
-impl Authorizer for CapabilityChecker {
+impl TransferAuthorizer for CapabilityChecker {
     fn check(
         &self,
-        operation: Operation,
-        span: Span,
+        operation: TransferOperation,
+        span: AddressRange,
         capability: &Capability,
-        peer: &Fingerprint,
-    ) -> Result<(), Refusal> {
+        peer: &CertificateFingerprint,
+    ) -> Result<(), CapabilityError> {
         let rights = match operation {
-            Operation::Read => Rights::Read,
-            Operation::Write => Rights::Write,
+            TransferOperation::Read => AccessRights::Read,
+            TransferOperation::Write => AccessRights::Write,
         };
-        let transfer = Transfer { rights, start: span.start, size: span.size, now_ms: self.now_ms() };
-        match self.pool.place_of(span) {
-            Some(Place::Staging) => self.staging.check(STAGING, capability, peer, transfer),
-            Some(Place::Segment(id)) => {
+        let transfer = RequestedAccess { rights, start: span.start, size: span.size, now_ms: self.now_ms() };
+        match self.pool.locate(span) {
+            Some(RangeLocation::Staging) => self.staging.check(STAGING, capability, peer, transfer),
+            Some(RangeLocation::Segment(id)) => {
                 let key = self.keys.read().get(&id).cloned();
-                key.ok_or(Refusal::Forged)?.check(id, capability, peer, transfer)
+                key.ok_or(CapabilityError::InvalidSignature)?.check(id, capability, peer, transfer)
             }
             // The peer gets the same answer for a range outside the memory.
-            None => Err(Refusal::Forged),
+            None => Err(CapabilityError::InvalidSignature),
         }
     }
 }

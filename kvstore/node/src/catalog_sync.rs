@@ -17,13 +17,13 @@ use moongate_memory::ledger::RecordOutcome;
 use moongate_memory::{Ledger, ObjectRecord, ObjectVersion};
 use moongate_runtime::Supervisor;
 
-use crate::membership::Membership;
-use crate::pool::Lent;
+use crate::membership::NodeMembership;
+use crate::segment_pool::MountedSegment;
 
 /// Time between two polls of a segment that has no more changes.
 const PERIOD: Duration = Duration::from_millis(500);
 /// How long a reported object waits until it is recorded.
-const SETTLE: Duration = Duration::from_secs(1);
+const RECORD_DELAY: Duration = Duration::from_secs(1);
 /// How long the bytes of a reported object are waited for.
 const UNPROVEN_LIMIT: Duration = Duration::from_mins(1);
 /// Pause after a poll that failed.
@@ -33,7 +33,7 @@ const MAX_PENDING: usize = 1 << 18;
 
 /// What has become of the master's reports.
 #[derive(Debug, Default)]
-pub(crate) struct CatalogCounts {
+pub(crate) struct CatalogSyncCounts {
     pub(crate) recorded: AtomicU64,
     /// Objects whose bytes were never all there.
     pub(crate) unproven: AtomicU64,
@@ -42,25 +42,27 @@ pub(crate) struct CatalogCounts {
 }
 
 /// Keeps catalogs until the supervisor shuts down.
-pub(crate) fn start(membership: Membership, counts: Arc<CatalogCounts>, supervisor: &Supervisor) {
+pub(crate) fn start(membership: NodeMembership, counts: Arc<CatalogSyncCounts>, supervisor: &Supervisor) {
     let stop = supervisor.token();
     supervisor.spawn("store-catalog", async move {
         stop.run_until_cancelled(run(&membership, &counts)).await;
     });
 }
 
-async fn run(membership: &Membership, counts: &CatalogCounts) {
+async fn run(membership: &NodeMembership, counts: &CatalogSyncCounts) {
     let mut followed: HashMap<Uuid, SegmentSync> = HashMap::new();
     loop {
-        let registered = membership.pool.lent();
+        let registered = membership.pool.segments();
         followed.retain(|id, _| registered.iter().any(|lent| lent.id == *id));
         let mut pause = PERIOD;
         for lent in registered.iter().filter(|lent| lent.ledger().catalog_counts().is_some()) {
             let sync = followed.entry(lent.id).or_default();
-            match sync.follow(membership, lent.id, lent.ledger(), counts).await {
+            match sync.poll_changes(membership, lent.id, lent.ledger(), counts).await {
                 Ok(()) => {}
                 // The master lacks a part of its log, and has this segment from the rest.
-                Err(RpcError::Refused(ErrorCode::INVALID_PARAMS)) => offer(membership, lent).await,
+                Err(RpcError::Refused(ErrorCode::INVALID_PARAMS)) => {
+                    announce_and_offer(membership, lent).await;
+                }
                 // Mooncake's masters do not have this, and a master that is restarted may.
                 Err(error) => {
                     tracing::debug!(%error, "the master does not report what lies in this node's segments");
@@ -72,7 +74,7 @@ async fn run(membership: &Membership, counts: &CatalogCounts) {
     }
 }
 
-async fn offer(membership: &Membership, lent: &Lent) {
+async fn announce_and_offer(membership: &NodeMembership, lent: &MountedSegment) {
     let offered = async {
         match membership.announce_inventory(lent).await? {
             true => membership.offer_inventory(lent).await,
@@ -103,12 +105,12 @@ struct SegmentSync {
 
 impl SegmentSync {
     /// Polls until there are no more changes.
-    async fn follow(
+    async fn poll_changes(
         &mut self,
-        membership: &Membership,
+        membership: &NodeMembership,
         segment_id: Uuid,
         ledger: &Ledger,
-        counts: &CatalogCounts,
+        counts: &CatalogSyncCounts,
     ) -> Result<(), RpcError> {
         loop {
             let as_of = ledger.version();
@@ -134,7 +136,7 @@ impl SegmentSync {
 
     fn apply(&mut self, reply: &ObjectChangesReply<String>, ledger: &Ledger, now: Instant) {
         self.token = reply.token;
-        if reply.begins > 0 {
+        if reply.is_full > 0 {
             self.pending.clear();
             self.confirmed = Some(HashMap::new());
             self.is_incomplete = false;
@@ -146,7 +148,7 @@ impl SegmentSync {
                 if let Some(confirmed) = &mut self.confirmed {
                     confirmed.insert(offset, version.sequence);
                 }
-                self.wait_for(record, ledger, now);
+                self.enqueue(record, ledger, now);
                 continue;
             }
             if self.pending.get(&offset).is_some_and(|it| it.record.version <= version) {
@@ -159,7 +161,7 @@ impl SegmentSync {
         }
     }
 
-    fn wait_for(&mut self, record: ObjectRecord, ledger: &Ledger, now: Instant) {
+    fn enqueue(&mut self, record: ObjectRecord, ledger: &Ledger, now: Instant) {
         let is_recorded = ledger.object_at(record.offset).is_some_and(|(version, size)| {
             (version.sequence, size) == (record.version.sequence, record.size)
         });
@@ -173,7 +175,7 @@ impl SegmentSync {
     }
 
     /// The master has reported all up to a moment after the ledger's version was `as_of`.
-    fn record(&mut self, ledger: &Ledger, as_of: u64, now: Instant, counts: &CatalogCounts) {
+    fn record(&mut self, ledger: &Ledger, as_of: u64, now: Instant, counts: &CatalogSyncCounts) {
         if let Some(confirmed) = self.confirmed.take() {
             let is_same = |offset: u64, version: ObjectVersion| {
                 confirmed.get(&offset) == Some(&version.sequence) || self.has_same_key(ledger, offset)
@@ -204,7 +206,7 @@ impl SegmentSync {
                 );
             }
         }
-        let is_due = |it: &PendingObject| now.saturating_duration_since(it.since) >= SETTLE;
+        let is_due = |it: &PendingObject| now.saturating_duration_since(it.since) >= RECORD_DELAY;
         let due: Vec<u64> =
             self.pending.iter().filter(|(_, it)| is_due(it)).map(|(offset, _)| *offset).collect();
         for offset in due {

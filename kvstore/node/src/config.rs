@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use moongate_kvstore::rpc::{CLUSTER_VARIABLE, MasterAddress};
-use moongate_transfer::Metadata;
+use moongate_transfer::MetadataSource;
 use serde_json::Value;
 
 use crate::size;
@@ -29,15 +29,15 @@ const REQUIRED: [&str; 3] = ["local_hostname", "metadata_server", "master_server
 /// The part of metadata keys that tells clusters apart.
 const CLUSTER: &str = "MC_METADATA_CLUSTER_ID";
 /// Smallest segment in bytes that Mooncake's clients mount.
-const SMALLEST: u64 = 16 << 20;
+const MIN_SEGMENT: u64 = 16 << 20;
 
 /// What a store node is configured with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct NodeConfig {
     /// The host under which peers reach this node; with a port if the node's name shall have a certain one.
     pub local_hostname: String,
     /// Where nodes tell their descriptors.
-    pub metadata: Metadata,
+    pub metadata: MetadataSource,
     /// Bytes that are lent.
     pub segment_size: u64,
     /// `tcp`, or what is asked for instead.
@@ -58,7 +58,7 @@ pub struct Config {
 
 /// A configuration that cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
+pub enum NodeConfigError {
     /// The file cannot be read.
     #[error("cannot read {}: {problem}", path.display())]
     File {
@@ -88,33 +88,33 @@ pub enum ConfigError {
         problem: String,
     },
     /// An override is not one.
-    #[error("-D {0}: write -D KEY=VALUE, where KEY is one of {known}", known = known())]
+    #[error("-D {0}: write -D KEY=VALUE, where KEY is one of {known}", known = known_keys())]
     Define(String),
 }
 
-fn known() -> String {
+fn known_keys() -> String {
     KEYS.map(|(key, ..)| key).join(", ")
 }
 
-impl Config {
+impl NodeConfig {
     /// Reads the file if there is one, else the environment, and then the overrides.
     ///
     /// # Errors
-    /// [`ConfigError`].
+    /// [`NodeConfigError`].
     pub fn read(
         file: Option<&Path>,
         define: &[String],
         environment: impl Fn(&str) -> Option<String>,
-    ) -> Result<Self, ConfigError> {
+    ) -> Result<Self, NodeConfigError> {
         let place = file.map_or("the environment".to_owned(), |path| path.display().to_string());
         let mut values = match file {
             Some(path) => from_file(path)?,
             None => from_environment(&environment),
         };
         for text in define {
-            let (key, value) = text.split_once('=').ok_or_else(|| ConfigError::Define(text.clone()))?;
+            let (key, value) = text.split_once('=').ok_or_else(|| NodeConfigError::Define(text.clone()))?;
             let known = KEYS.iter().find(|(known, ..)| *known == key);
-            let (key, ..) = known.ok_or_else(|| ConfigError::Define(text.clone()))?;
+            let (key, ..) = known.ok_or_else(|| NodeConfigError::Define(text.clone()))?;
             values.insert(key, value.to_owned());
         }
         for key in REQUIRED {
@@ -124,7 +124,7 @@ impl Config {
                     "metadata_server" => "\"metadata_server\": \"P2PHANDSHAKE\"",
                     _ => "\"local_hostname\": \"10.0.0.7\"",
                 };
-                return Err(ConfigError::Missing { place, key, example });
+                return Err(NodeConfigError::Missing { place, key, example });
             }
         }
         Self::from_values(&values, environment(CLUSTER), environment(CLUSTER_VARIABLE))
@@ -134,23 +134,24 @@ impl Config {
         values: &BTreeMap<&'static str, String>,
         metadata_cluster: Option<String>,
         masters: Option<String>,
-    ) -> Result<Self, ConfigError> {
+    ) -> Result<Self, NodeConfigError> {
         let text = |key: &'static str| values.get(key).map_or("", String::as_str).trim().to_owned();
         let wrong =
-            |key: &'static str, problem: String| ConfigError::Value { key, value: text(key), problem };
+            |key: &'static str, problem: String| NodeConfigError::Value { key, value: text(key), problem };
         let size = |key| size::parse(&text(key)).map_err(|error| wrong(key, error.to_string()));
         let flag = |key| boolean(&text(key)).ok_or_else(|| wrong(key, "write true or false".to_owned()));
-        let mut metadata: Metadata = text("metadata_server")
-            .parse()
-            .map_err(|error: moongate_transfer::MetadataError| wrong("metadata_server", error.to_string()))?;
-        if let Metadata::Http { cluster_id, .. } = &mut metadata {
+        let mut metadata: MetadataSource =
+            text("metadata_server").parse().map_err(|error: moongate_transfer::MetadataSourceError| {
+                wrong("metadata_server", error.to_string())
+            })?;
+        if let MetadataSource::Http { cluster_id, .. } = &mut metadata {
             *cluster_id = metadata_cluster;
         }
         let master = MasterAddress::parse(&text("master_server_address"), masters.as_deref())
             .map_err(|error| wrong("master_server_address", error.reason.to_owned()))?;
         let segment_size = size("global_segment_size")?;
-        if segment_size < SMALLEST {
-            let problem = format!("a segment has at least {SMALLEST} bytes");
+        if segment_size < MIN_SEGMENT {
+            let problem = format!("a segment has at least {MIN_SEGMENT} bytes");
             return Err(wrong("global_segment_size", problem));
         }
         // Nothing is copied through a buffer here, but a wrong value is a mistake all the same.
@@ -182,8 +183,8 @@ fn from_environment(environment: &impl Fn(&str) -> Option<String>) -> BTreeMap<&
     KEYS.iter().map(|(key, variable, default)| (*key, value(variable, default))).collect()
 }
 
-fn from_file(path: &Path) -> Result<BTreeMap<&'static str, String>, ConfigError> {
-    let error = |problem: String| ConfigError::File { path: path.to_owned(), problem };
+fn from_file(path: &Path) -> Result<BTreeMap<&'static str, String>, NodeConfigError> {
+    let error = |problem: String| NodeConfigError::File { path: path.to_owned(), problem };
     let bytes = std::fs::read(path).map_err(|problem| error(problem.to_string()))?;
     let file: BTreeMap<String, Value> =
         serde_json::from_slice(&bytes).map_err(|problem| error(problem.to_string()))?;
@@ -217,9 +218,9 @@ fn boolean(text: &str) -> Option<bool> {
 mod tests {
     use super::*;
 
-    fn from_variables(variables: &[(&str, &str)], define: &[&str]) -> Result<Config, ConfigError> {
+    fn from_variables(variables: &[(&str, &str)], define: &[&str]) -> Result<NodeConfig, NodeConfigError> {
         let define: Vec<String> = define.iter().map(|&text| text.to_owned()).collect();
-        Config::read(None, &define, |name| {
+        NodeConfig::read(None, &define, |name| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
         })
     }
@@ -228,7 +229,10 @@ mod tests {
     fn the_environment_is_read_as_mooncake_reads_it() {
         let config = from_variables(&[("MOONCAKE_MASTER", "m:50051")], &[]).unwrap();
         assert_eq!((config.local_hostname.as_str(), config.master.as_str()), ("localhost", "m:50051"));
-        assert_eq!((config.segment_size, config.metadata.clone()), (3_355_443_200, Metadata::Handshake));
+        assert_eq!(
+            (config.segment_size, config.metadata.clone()),
+            (3_355_443_200, MetadataSource::Handshake)
+        );
         assert_eq!((config.protocol.as_str(), config.client_http_port), ("tcp", None));
         assert!(config.devices.is_empty());
         let variables = [
@@ -244,7 +248,7 @@ mod tests {
         let config = from_variables(&variables, &["client_http_port=9301"]).unwrap();
         assert_eq!((config.segment_size, config.client_http_port), (4 << 30, Some(9301)));
         let url = "http://m:8080/metadata".to_owned();
-        assert_eq!(config.metadata, Metadata::Http { url, cluster_id: Some("blue".to_owned()) });
+        assert_eq!(config.metadata, MetadataSource::Http { url, cluster_id: Some("blue".to_owned()) });
         assert_eq!(
             (config.protocol.as_str(), config.devices),
             ("rdma", vec!["mlx5_0".to_owned(), "mlx5_1".to_owned()])
@@ -266,7 +270,7 @@ mod tests {
         let read = |text: &str| {
             std::fs::write(&path, text).unwrap();
             // The environment counts for nothing then.
-            Config::read(Some(&path), &[], |_| Some("1".to_owned()))
+            NodeConfig::read(Some(&path), &[], |_| Some("1".to_owned()))
         };
         let full = r#"{"local_hostname": "a", "metadata_server": "P2PHANDSHAKE", "master_server_address": "m:1",
             "global_segment_size": 16777216, "enable_ssd_offload": true, "device_name": null, "more": [1]}"#;

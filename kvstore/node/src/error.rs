@@ -5,24 +5,24 @@ use std::net::IpAddr;
 
 use moongate_kvstore::rpc::RpcError;
 use moongate_memory::segment;
-use moongate_runtime::{BindError, TlsError};
+use moongate_runtime::{BindError, TlsConfigError};
 use moongate_transfer::DirectoryError;
 
-use crate::config::ConfigError;
-use crate::place::PlaceError;
+use crate::config::NodeConfigError;
+use crate::listeners::NodeListenError;
 
 /// Why a node cannot be started.
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
+pub enum NodeStartError {
     /// Its configuration.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] NodeConfigError),
     /// Its addresses.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Place(#[from] NodeListenError),
     /// TLS with the store's other programs.
     #[error(transparent)]
-    Tls(#[from] TlsError),
+    Tls(#[from] TlsConfigError),
     /// RDMA passes capabilities by.
     #[error(
         "--store-tls-cert cannot be used with the protocol rdma: RDMA is neither encrypted nor authorized; set MOONCAKE_PROTOCOL=tcp, or unset --store-tls-cert"
@@ -41,10 +41,10 @@ pub enum StartError {
     Bind(#[from] BindError),
     /// Its memory.
     #[error("no memory to lend: {0}")]
-    Memory(#[from] segment::Error),
+    Memory(#[from] segment::SegmentError),
     /// What the memory is cannot be noted.
     #[error("no memory to lend: {0}")]
-    Ledger(#[from] moongate_memory::ledger::Error),
+    Ledger(#[from] moongate_memory::ledger::LedgerError),
     /// There shall be a tier on a disk, and it is not said where.
     #[error(
         "enable_ssd_offload is set: set ssd_offload_path (MOONCAKE_OFFLOAD_FILE_STORAGE_PATH) to a folder on the disk"
@@ -57,10 +57,10 @@ pub enum StartError {
     NoDiskSize,
     /// The tier.
     #[error("no tier on a disk: {0}")]
-    Disk(#[from] moongate_tier::Error),
+    Disk(#[from] moongate_tier::TierError),
     /// The memory for readers of the tier.
     #[error("no memory for readers of the disk: {0}")]
-    Buffer(#[from] moongate_memory::Error),
+    Buffer(#[from] moongate_memory::RegionError),
     /// The metadata server.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
@@ -79,14 +79,14 @@ pub enum StartError {
     Io(#[from] io::Error),
 }
 
-impl StartError {
+impl NodeStartError {
     /// Whether a setting is wrong or missing: the same start fails again until it is corrected.
     #[must_use]
     pub fn is_invalid_setting(&self) -> bool {
         matches!(
             self,
             Self::Config(_)
-                | Self::Place(PlaceError::Host { .. })
+                | Self::Place(NodeListenError::Host { .. })
                 | Self::NoPeers { .. }
                 | Self::Tls(_)
                 | Self::AuthenticatedRdma

@@ -10,11 +10,11 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 
-use crate::disk::Disk;
-use crate::node::Shared;
+use crate::disk::NodeDisk;
+use crate::node::NodeContext;
 
 /// All routes.
-pub(crate) fn router() -> Router<Shared> {
+pub(crate) fn router() -> Router<NodeContext> {
     Router::new()
         .route("/health", get(health))
         .route("/metrics", get(metrics))
@@ -22,8 +22,8 @@ pub(crate) fn router() -> Router<Shared> {
 }
 
 /// As Mooncake's clients answer it.
-async fn health(State(shared): State<Shared>) -> Response {
-    let (status, code, text) = if shared.pulse.is_healthy() {
+async fn health(State(shared): State<NodeContext>) -> Response {
+    let (status, code, text) = if shared.heartbeat.is_healthy() {
         (StatusCode::OK, 0, "healthy")
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, 2, "master_unreachable")
@@ -32,16 +32,16 @@ async fn health(State(shared): State<Shared>) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-async fn metrics(State(shared): State<Shared>) -> Response {
+async fn metrics(State(shared): State<NodeContext>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text(&shared)).into_response()
 }
 
-async fn summary(State(shared): State<Shared>) -> Response {
+async fn summary(State(shared): State<NodeContext>) -> Response {
     let counts = shared.serving.counts().snapshot();
     let body = format!(
         "lends={} B in {} segments | reads: {} ({} B) | writes: {} ({} B) | refused: {} | failed: {} | connections: {} | master: {}\n",
         shared.membership.pool.bytes(),
-        shared.membership.pool.lent().len(),
+        shared.membership.pool.segments().len(),
         counts.reads,
         counts.read_bytes,
         counts.writes,
@@ -49,7 +49,7 @@ async fn summary(State(shared): State<Shared>) -> Response {
         counts.rejected,
         counts.failed,
         shared.serving.open(),
-        if shared.pulse.is_healthy() { "reachable" } else { "unreachable" },
+        if shared.heartbeat.is_healthy() { "reachable" } else { "unreachable" },
     );
     ([(header::CONTENT_TYPE, "text/plain")], body).into_response()
 }
@@ -63,9 +63,9 @@ fn family(out: &mut String, name: &str, kind: &str, help: &str, samples: &[(&str
     }
 }
 
-fn text(shared: &Shared) -> String {
+fn text(shared: &NodeContext) -> String {
     let counts = shared.serving.counts().snapshot();
-    let (pulse, tasks, scrubbed) = (&shared.pulse, &shared.tasks, &shared.scrubbed);
+    let (pulse, tasks, scrubbed) = (&shared.heartbeat, &shared.task_counts, &shared.scrub_counts);
     let number = |value: u64| value as f64;
     let seconds = |nanos: u64| nanos as f64 / 1e9;
     let mut out = String::new();
@@ -115,14 +115,14 @@ fn text(shared: &Shared) -> String {
     counter(
         "delayed_reads",
         "Reads that waited until what had arrived before them in the protocol without acknowledgements (`v1`) was in memory.",
-        &[("", number(counts.waited))],
+        &[("", number(counts.delayed_reads))],
     );
     counter(
         "connections_refused",
         "Connections that were not taken or were closed for others: `not_allowed` (`--allow-peers`), `too_many`, `silent` (no request on them), `unauthenticated` (TLS failed, or there was no certificate of the authority).",
         &[
-            (r#"{reason="not_allowed"}"#, number(counts.strangers)),
-            (r#"{reason="too_many"}"#, number(counts.crowded)),
+            (r#"{reason="not_allowed"}"#, number(counts.not_allowed)),
+            (r#"{reason="too_many"}"#, number(counts.over_limit)),
             (r#"{reason="silent"}"#, number(counts.evicted)),
             (r#"{reason="unauthenticated"}"#, number(counts.unauthenticated)),
         ],
@@ -136,7 +136,7 @@ fn text(shared: &Shared) -> String {
         "heartbeats",
         "Heartbeats by whether the master has answered.",
         &[
-            (r#"{answered="true"}"#, number(pulse.answered.load(Relaxed))),
+            (r#"{answered="true"}"#, number(pulse.succeeded.load(Relaxed))),
             (r#"{answered="false"}"#, number(pulse.failed.load(Relaxed))),
         ],
     );
@@ -176,16 +176,16 @@ fn text(shared: &Shared) -> String {
             (r#"{reason="damaged"}"#, number(catalog.damaged)),
             (r#"{reason="stale"}"#, number(catalog.stale)),
             (r#"{reason="unrecorded"}"#, number(catalog.unrecorded)),
-            (r#"{reason="unproven"}"#, number(shared.cataloged.unproven.load(Relaxed))),
-            (r#"{reason="unconfirmed"}"#, number(shared.cataloged.unconfirmed.load(Relaxed))),
+            (r#"{reason="unproven"}"#, number(shared.catalog_sync_counts.unproven.load(Relaxed))),
+            (r#"{reason="unconfirmed"}"#, number(shared.catalog_sync_counts.unconfirmed.load(Relaxed))),
         ],
     );
     counter(
         "catalog_recorded_objects",
         "Objects that were recorded for a master without its log.",
-        &[("", number(shared.cataloged.recorded.load(Relaxed)))],
+        &[("", number(shared.catalog_sync_counts.recorded.load(Relaxed)))],
     );
-    if let Some(keeper) = &shared.keeper {
+    if let Some(keeper) = &shared.disk_worker {
         write_disk(&mut out, &keeper.disk);
     }
     let mut gauge = |name: &str, help: &str, value: f64| {
@@ -197,19 +197,19 @@ fn text(shared: &Shared) -> String {
         "Objects that a master without its log can be offered.",
         number(catalog.objects),
     );
-    gauge("segments", "Segments that are lent.", shared.membership.pool.lent().len() as f64);
+    gauge("segments", "Segments that are lent.", shared.membership.pool.segments().len() as f64);
     gauge("connections", "Connections for transfers that are open.", shared.serving.open() as f64);
     gauge(
         "master_reachable",
         "Whether the master has answered the last heartbeat.",
-        f64::from(u8::from(shared.pulse.is_healthy())),
+        f64::from(u8::from(shared.heartbeat.is_healthy())),
     );
     moongate_runtime::append_process_metrics(&mut out);
     out
 }
 
 /// What is on the disk, and what has become of objects there.
-fn write_disk(out: &mut String, disk: &Disk) {
+fn write_disk(out: &mut String, disk: &NodeDisk) {
     let (counts, held) = (&disk.counts, disk.tier.counts());
     let number = |count: &AtomicU64| count.load(Relaxed) as f64;
     let (done, failed) = (r#"{result="done"}"#, r#"{result="failed"}"#);

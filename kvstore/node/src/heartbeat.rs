@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use mooncake_wire::types::ClientStatus;
-use moongate_kvstore::rpc::{self, Master};
-use moongate_runtime::{OwnThread, Supervisor};
+use moongate_kvstore::rpc::{self, MasterClient};
+use moongate_runtime::{DedicatedThread, Supervisor};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use crate::membership::Membership;
+use crate::membership::NodeMembership;
 
 /// Time between two heartbeats. A master forgets a node after ten seconds without one, unless it is set otherwise.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -19,10 +19,10 @@ const TIME_LIMIT: Duration = Duration::from_secs(3);
 
 /// What has come of heartbeats.
 #[derive(Debug, Default)]
-pub(crate) struct Pulse {
+pub(crate) struct HeartbeatState {
     /// Whether the master has answered the last one.
     healthy: AtomicBool,
-    pub(crate) answered: AtomicU64,
+    pub(crate) succeeded: AtomicU64,
     pub(crate) failed: AtomicU64,
     /// How often the master had forgotten this node.
     pub(crate) remounts: AtomicU64,
@@ -30,12 +30,12 @@ pub(crate) struct Pulse {
     pub(crate) remounted: Notify,
 }
 
-impl Pulse {
+impl HeartbeatState {
     pub(crate) fn is_healthy(&self) -> bool {
         self.healthy.load(Ordering::Relaxed)
     }
 
-    fn set(&self, healthy: bool) -> bool {
+    fn set_healthy(&self, healthy: bool) -> bool {
         self.healthy.swap(healthy, Ordering::Relaxed)
     }
 }
@@ -45,26 +45,30 @@ impl Pulse {
 /// # Errors
 /// When there can be no thread, or no runtime for it.
 pub(crate) fn start(
-    membership: &Membership,
-    pulse: Arc<Pulse>,
+    membership: &NodeMembership,
+    pulse: Arc<HeartbeatState>,
     stop: CancellationToken,
     supervisor: &Supervisor,
-) -> std::io::Result<OwnThread> {
+) -> std::io::Result<DedicatedThread> {
     let membership = membership.clone();
     let beating = async move {
         let supervisor = Supervisor::new();
-        let options = rpc::Options { connections: 1, time_limit: TIME_LIMIT, ..rpc::Options::default() };
+        let options = rpc::MasterClientOptions {
+            connections: 1,
+            timeout: TIME_LIMIT,
+            ..rpc::MasterClientOptions::default()
+        };
         let (address, authentication) =
             (membership.master.address(), membership.master.authentication().cloned());
-        let own = Master::authenticated(address, options, authentication, &supervisor);
-        let membership = membership.with(own);
-        stop.run_until_cancelled(beat(&membership, &pulse)).await;
+        let own = MasterClient::authenticated(address, options, authentication, &supervisor);
+        let membership = membership.with_heartbeat_master(own);
+        stop.run_until_cancelled(run(&membership, &pulse)).await;
         supervisor.token().cancel();
     };
-    OwnThread::start(supervisor, "heartbeat", "heartbeat".to_owned(), beating)
+    DedicatedThread::start(supervisor, "heartbeat", "heartbeat".to_owned(), beating)
 }
 
-async fn beat(membership: &Membership, pulse: &Pulse) {
+async fn run(membership: &NodeMembership, pulse: &HeartbeatState) {
     let mut ticks = tokio::time::interval(PERIOD);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -77,14 +81,14 @@ async fn beat(membership: &Membership, pulse: &Pulse) {
         };
         match result {
             Ok(()) => {
-                pulse.answered.fetch_add(1, Ordering::Relaxed);
-                if !pulse.set(true) {
+                pulse.succeeded.fetch_add(1, Ordering::Relaxed);
+                if !pulse.set_healthy(true) {
                     tracing::info!(master = membership.master.address(), "the master knows this node");
                 }
             }
             Err(error) => {
                 pulse.failed.fetch_add(1, Ordering::Relaxed);
-                if pulse.set(false) {
+                if pulse.set_healthy(false) {
                     tracing::warn!(%error, "the master does not answer heartbeats; trying again");
                 }
             }
@@ -92,9 +96,9 @@ async fn beat(membership: &Membership, pulse: &Pulse) {
     }
 }
 
-async fn remount(membership: &Membership, pulse: &Pulse) -> Result<(), rpc::RpcError> {
+async fn remount(membership: &NodeMembership, pulse: &HeartbeatState) -> Result<(), rpc::RpcError> {
     membership.remount().await?;
-    if pulse.answered.load(Ordering::Relaxed) == 0 {
+    if pulse.succeeded.load(Ordering::Relaxed) == 0 {
         // Masters ask every node that is new to them.
         return Ok(());
     }

@@ -4,23 +4,23 @@ use mooncake_wire::inventory::{HARD_PIN, HAS_CHECKSUM, InventoryArguments, step}
 use moongate_kvstore::rpc::RpcError;
 use moongate_memory::ObjectRecord;
 
-use crate::membership::Membership;
-use crate::pool::Lent;
+use crate::membership::NodeMembership;
+use crate::segment_pool::MountedSegment;
 
 /// Records in one request.
 const RECORDS: usize = 1024;
 /// The master's outcomes up to this number mean that it serves the object.
-const LAST_KEPT: u64 = 2;
+const LAST_RESTORED: u64 = 2;
 
-impl Membership {
+impl NodeMembership {
     /// Announces that a segment's inventory will be offered once it is mounted, so that nothing is written over it meanwhile. Whether the
     /// master accepts it: Mooncake's does not have this call.
-    pub(crate) async fn announce_inventory(&self, lent: &Lent) -> Result<bool, RpcError> {
+    pub(crate) async fn announce_inventory(&self, lent: &MountedSegment) -> Result<bool, RpcError> {
         if lent.ledger().catalog_counts().is_none() {
             return Ok(false);
         }
         match self.master.inventory(&self.inventory(lent, step::ANNOUNCE)).await {
-            Ok(reply) => Ok(reply.wanted > 0),
+            Ok(reply) => Ok(reply.accepted > 0),
             Err(RpcError::Fault(fault)) => {
                 tracing::debug!(%fault, "the master restores nothing from inventories");
                 Ok(false)
@@ -30,7 +30,7 @@ impl Membership {
     }
 
     /// Offers all objects of a mounted segment whose inventory was announced. Records of what the master refuses are dropped.
-    pub(crate) async fn offer_inventory(&self, lent: &Lent) -> Result<(), RpcError> {
+    pub(crate) async fn offer_inventory(&self, lent: &MountedSegment) -> Result<(), RpcError> {
         let (mut offered, mut kept, mut from) = (0_u64, 0_u64, 0);
         loop {
             let records = lent.ledger().objects(from, RECORDS);
@@ -39,7 +39,7 @@ impl Membership {
             let reply = self.master.inventory(&self.with_records(lent, &records)).await?;
             for (record, outcome) in records.iter().zip(&reply.outcomes) {
                 offered += 1;
-                if *outcome <= LAST_KEPT {
+                if *outcome <= LAST_RESTORED {
                     kept += 1;
                 } else {
                     tracing::debug!(key = record.key, outcome, "an object was not restored");
@@ -56,7 +56,7 @@ impl Membership {
         Ok(())
     }
 
-    fn inventory<'a>(&self, lent: &Lent, step: u64) -> InventoryArguments<&'a str> {
+    fn inventory<'a>(&self, lent: &MountedSegment, step: u64) -> InventoryArguments<&'a str> {
         InventoryArguments {
             client_id: self.client_id,
             segment_id: lent.id,
@@ -66,7 +66,11 @@ impl Membership {
         }
     }
 
-    fn with_records<'a>(&self, lent: &Lent, records: &'a [ObjectRecord]) -> InventoryArguments<&'a str> {
+    fn with_records<'a>(
+        &self,
+        lent: &MountedSegment,
+        records: &'a [ObjectRecord],
+    ) -> InventoryArguments<&'a str> {
         let texts = |text: fn(&ObjectRecord) -> &str| records.iter().map(text).collect();
         let numbers = |number: fn(&ObjectRecord) -> u64| records.iter().map(number).collect();
         InventoryArguments {

@@ -6,34 +6,34 @@
 //! the address that it had.
 
 mod access;
+pub mod args;
 mod capabilities;
 mod catalog_sync;
 pub mod config;
+mod descriptor_publisher;
 mod disk;
-mod engines;
+mod drain_hooks;
+mod engine_segments;
 mod error;
-pub mod flags;
 mod health;
 mod heartbeat;
-mod hooks;
 mod inventory;
+mod listeners;
 mod membership;
 mod memory;
 mod node;
 mod peer;
-mod place;
-mod pool;
-mod presence;
 mod rdma;
 mod region_socket;
 mod rest;
 mod scrub;
+mod segment_pool;
 pub mod size;
 mod start_retry;
 mod tasks;
 
-pub use config::{Config, ConfigError};
-pub use error::StartError;
-pub use flags::{Flags, PageSize};
-pub use node::{RunningStore, start};
-pub use place::PlaceError;
+pub use args::{NodeArgs, PageModeArg};
+pub use config::{NodeConfig, NodeConfigError};
+pub use error::NodeStartError;
+pub use listeners::NodeListenError;
+pub use node::{RunningNode, start};

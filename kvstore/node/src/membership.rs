@@ -3,48 +3,48 @@
 use std::sync::Arc;
 
 use mooncake_wire::ErrorCode;
+use mooncake_wire::intact_ranges::IntactRangesArguments;
 use mooncake_wire::rpc::{
-    ClientArguments, DRAINED, HEARTBEATS_ONLY, MountArguments, MountSegment, NoArguments, Ping, RETURNS,
-    ReMountSegment, RemountArguments, ServiceReady, UnmountArguments, UnmountSegment,
+    ClientArguments, HEARTBEATS_ONLY, MEMORY_RETAINED, MountArguments, MountSegment, NODE_DRAINED,
+    NoArguments, Ping, ReMountSegment, RemountArguments, ServiceReady, UnmountArguments, UnmountSegment,
 };
 use mooncake_wire::types::{ClientStatus, Segment, Uuid};
-use mooncake_wire::whole::WholeArguments;
-use moongate_kvstore::rpc::{Master, RpcError};
+use moongate_kvstore::rpc::{MasterClient, RpcError};
 
 use crate::capabilities::CapabilityChecker;
-use crate::hooks::Drained;
-use crate::pool::{Lent, Pool};
+use crate::drain_hooks::NodeDrainState;
+use crate::segment_pool::{MountedSegment, SegmentPool};
 
 /// How transfers reach a node without RDMA.
 pub(crate) const PROTOCOL: &str = "tcp";
 
 /// Parts of a segment that are told at a time.
-const PARTS: usize = 16_384;
+const RANGES_PER_CALL: usize = 16_384;
 
 /// A node as a member of a store.
 #[derive(Clone, Debug)]
-pub(crate) struct Membership {
-    pub(crate) master: Master,
+pub(crate) struct NodeMembership {
+    pub(crate) master: MasterClient,
     /// Whether the connection to the master carries heartbeats only.
     pub(crate) heartbeats_only: bool,
     pub(crate) client_id: Uuid,
     /// The node's name, which is also where it answers handshakes.
     pub(crate) endpoint: Arc<str>,
     pub(crate) host: Arc<str>,
-    pub(crate) pool: Arc<Pool>,
+    pub(crate) pool: Arc<SegmentPool>,
     /// Whether its listening sockets are kept while no process of it runs.
-    pub(crate) sockets_last: bool,
+    pub(crate) sockets_persist: bool,
     /// Whether it is going to be replaced.
-    pub(crate) drained: Arc<Drained>,
+    pub(crate) drain: Arc<NodeDrainState>,
     /// How transfers reach the node, as the master tells clients.
     pub(crate) protocol: &'static str,
     /// The keys of segments, if peers are authenticated.
     pub(crate) capabilities: Option<Arc<CapabilityChecker>>,
 }
 
-impl Membership {
+impl NodeMembership {
     /// The same with a connection of its own for heartbeats, for another runtime.
-    pub(crate) fn with(&self, master: Master) -> Self {
+    pub(crate) fn with_heartbeat_master(&self, master: MasterClient) -> Self {
         Self { master, heartbeats_only: true, ..self.clone() }
     }
 
@@ -54,9 +54,9 @@ impl Membership {
     }
 
     /// Lends a segment. One that is lent already stays so, with what the master keeps in it.
-    pub(crate) async fn mount(&self, lent: &Lent) -> Result<(), RpcError> {
+    pub(crate) async fn mount(&self, lent: &MountedSegment) -> Result<(), RpcError> {
         let arguments = MountArguments { segment: self.segment(lent), client_id: self.client_id };
-        match self.master.call_attaching::<MountSegment, &str>(&arguments, self.about()).await? {
+        match self.master.call_with_attachment::<MountSegment, &str>(&arguments, self.attachment()).await? {
             Ok(()) | Err(ErrorCode::SEGMENT_ALREADY_EXISTS) => self.send_key(lent.id).await,
             Err(code) => Err(code.into()),
         }
@@ -64,7 +64,7 @@ impl Membership {
 
     /// Sends the master the keys of all segments. It holds them in memory only, so they are sent again with each heartbeat.
     pub(crate) async fn send_keys(&self) -> Result<(), RpcError> {
-        for lent in self.pool.lent().iter() {
+        for lent in self.pool.segments().iter() {
             self.send_key(lent.id).await?;
         }
         Ok(())
@@ -84,7 +84,7 @@ impl Membership {
 
     /// Lends all segments to a master that has forgotten them.
     pub(crate) async fn remount(&self) -> Result<(), RpcError> {
-        let lent = self.pool.lent();
+        let lent = self.pool.segments();
         let segments = lent.iter().map(|lent| self.segment(lent)).collect();
         let arguments = RemountArguments { segments, client_id: self.client_id };
         let mut wanted = Vec::new();
@@ -93,7 +93,7 @@ impl Membership {
                 wanted.push(it);
             }
         }
-        self.master.call_attaching::<ReMountSegment, &str>(&arguments, self.about()).await??;
+        self.master.call_with_attachment::<ReMountSegment, &str>(&arguments, self.attachment()).await??;
         self.send_keys().await?;
         for it in wanted {
             self.offer_inventory(it).await?;
@@ -115,9 +115,9 @@ impl Membership {
 
     /// Tells the master what an earlier process had not written to its end, so that no reader is sent there. Masters of
     /// Mooncake's do not want to know: their readers are refused.
-    pub(crate) async fn tell_whole(&self, lent: &Lent) -> Result<(), RpcError> {
-        let Some(whole) = lent.whole() else { return Ok(()) };
-        match self.keep(lent, &whole).await {
+    pub(crate) async fn report_intact_ranges(&self, lent: &MountedSegment) -> Result<(), RpcError> {
+        let Some(whole) = lent.intact_ranges() else { return Ok(()) };
+        match self.send_intact_ranges(lent, &whole).await {
             Ok(0) => {}
             Ok(lost) => tracing::warn!(replicas = lost, "not written to their end when this node ended"),
             Err(RpcError::Fault(fault)) => tracing::debug!(%fault, "the master does not ask what is whole"),
@@ -126,15 +126,15 @@ impl Membership {
         Ok(())
     }
 
-    async fn keep(&self, lent: &Lent, whole: &[(u64, u64)]) -> Result<u64, RpcError> {
+    async fn send_intact_ranges(&self, lent: &MountedSegment, whole: &[(u64, u64)]) -> Result<u64, RpcError> {
         let (mut lost, mut from, mut rest) = (0, 0, whole);
         loop {
-            let (now, after) = rest.split_at(rest.len().min(PARTS));
+            let (now, after) = rest.split_at(rest.len().min(RANGES_PER_CALL));
             let to = after.first().map_or(lent.size, |(start, _)| *start);
             let (starts, ends) = now.iter().copied().unzip();
             let (client_id, segment_id) = (self.client_id, lent.id);
-            let arguments = WholeArguments { client_id, segment_id, from, to, starts, ends };
-            lost += self.master.keep_whole(&arguments).await?;
+            let arguments = IntactRangesArguments { client_id, segment_id, from, to, starts, ends };
+            lost += self.master.report_intact_ranges(&arguments).await?;
             if after.is_empty() {
                 return Ok(lost);
             }
@@ -145,26 +145,26 @@ impl Membership {
     /// A heartbeat.
     pub(crate) async fn ping(&self) -> Result<ClientStatus, RpcError> {
         let arguments = ClientArguments { client_id: self.client_id };
-        let answer = self.master.call_attaching::<Ping, &str>(&arguments, self.about()).await??;
+        let answer = self.master.call_with_attachment::<Ping, &str>(&arguments, self.attachment()).await??;
         Ok(answer.client_status)
     }
 
     /// What masters of this house are told besides.
-    fn about(&self) -> &'static [u8] {
-        match (self.returns(), self.drained.is_set()) {
-            (true, true) => DRAINED,
-            (true, false) => RETURNS,
+    fn attachment(&self) -> &'static [u8] {
+        match (self.survives_restart(), self.drain.is_set()) {
+            (true, true) => NODE_DRAINED,
+            (true, false) => MEMORY_RETAINED,
             (false, _) if self.heartbeats_only => HEARTBEATS_ONLY,
             (false, _) => &[],
         }
     }
 
     /// Whether the node's next process goes on with all that it has, and readers may wait for that.
-    pub(crate) fn returns(&self) -> bool {
-        self.sockets_last && self.pool.lent().iter().all(|lent| lent.lasts)
+    pub(crate) fn survives_restart(&self) -> bool {
+        self.sockets_persist && self.pool.segments().iter().all(|lent| lent.is_persistent)
     }
 
-    fn segment(&self, lent: &Lent) -> Segment<&str> {
+    fn segment(&self, lent: &MountedSegment) -> Segment<&str> {
         Segment {
             id: lent.id,
             name: &self.endpoint,

@@ -4,50 +4,50 @@ use std::io;
 use std::time::Duration;
 
 use mooncake_wire::types::Uuid;
-use moongate_memory::holder::Holder;
-use moongate_memory::ledger::Identity;
-use moongate_memory::numa::Placement;
-use moongate_memory::{Keep, Ledger, Pages, Segment, Wanted, segment};
+use moongate_memory::holder::HolderClient;
+use moongate_memory::ledger::SegmentIdentity;
+use moongate_memory::numa::NumaPlacement;
+use moongate_memory::{Ledger, PageMode, SegmentBacking, SegmentMemory, SegmentOptions, segment};
 use tokio::time::Instant;
 
-use crate::config::Config;
-use crate::error::StartError;
-use crate::flags::{Flags, Keeping, PageSize};
+use crate::args::{NodeArgs, PageModeArg, SegmentBackingArg};
+use crate::config::NodeConfig;
+use crate::error::NodeStartError;
 
 /// Pause between two attempts to open memory that another process has.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Opens the memory. A node that is being replaced may still have it.
 pub(crate) async fn open_memory(
-    flags: &Flags,
-    config: &Config,
+    flags: &NodeArgs,
+    config: &NodeConfig,
     deadline: Instant,
-) -> Result<Segment, StartError> {
-    let wanted = Wanted {
-        keep: match &flags.memory {
-            Keeping::Process => Keep::Process,
-            Keeping::Holder(path) => Keep::Holder(Holder::at(path)),
-            Keeping::Folder(folder) => Keep::Folder(folder.clone()),
+) -> Result<SegmentMemory, NodeStartError> {
+    let wanted = SegmentOptions {
+        backing: match &flags.memory {
+            SegmentBackingArg::Process => SegmentBacking::Process,
+            SegmentBackingArg::Holder(path) => SegmentBacking::Holder(HolderClient::new(path)),
+            SegmentBackingArg::Folder(folder) => SegmentBacking::Folder(folder.clone()),
         },
         label: flags.memory_label.clone(),
         size: config.segment_size,
         pages: match flags.pages {
-            PageSize::Normal => Pages::Normal,
-            PageSize::Transparent => Pages::Transparent,
-            PageSize::Huge => Pages::Huge,
+            PageModeArg::Normal => PageMode::Normal,
+            PageModeArg::Transparent => PageMode::Transparent,
+            PageModeArg::Huge => PageMode::Huge,
         },
-        placement: Placement::default(),
+        placement: NumaPlacement::default(),
     };
     loop {
         // Memory of a disk is checked after the machine was started anew, which takes a while.
         let opening = wanted.clone();
         let size = config.segment_size;
-        match run_blocking(move || Segment::open(&opening, |base| new_identity(base, size))).await? {
+        match run_blocking(move || SegmentMemory::open(&opening, |base| new_identity(base, size))).await? {
             Ok(segment) => return Ok(segment),
             Err(error) if Instant::now() + PAUSE > deadline => return Err(error.into()),
             Err(
-                error @ (segment::Error::Ledger(moongate_memory::ledger::Error::InUse)
-                | segment::Error::Holder(_)),
+                error @ (segment::SegmentError::Ledger(moongate_memory::ledger::LedgerError::InUse)
+                | segment::SegmentError::Holder(_)),
             ) => {
                 tracing::warn!(%error, "waiting for the memory");
             }
@@ -59,7 +59,11 @@ pub(crate) async fn open_memory(
 
 /// Under which ids the memory is lent. Memory that was lent under another name begins anew: nobody would find in it
 /// what was there.
-pub(crate) fn settle(ledger: &Ledger, endpoint: &str, kept: bool) -> Result<Identity, StartError> {
+pub(crate) fn resolve_identity(
+    ledger: &Ledger,
+    endpoint: &str,
+    kept: bool,
+) -> Result<SegmentIdentity, NodeStartError> {
     let mut identity = ledger.identity();
     if identity.name == endpoint {
         return Ok(identity);
@@ -70,8 +74,8 @@ pub(crate) fn settle(ledger: &Ledger, endpoint: &str, kept: bool) -> Result<Iden
             is = endpoint,
             "this node has another name than before, so that what its memory holds cannot be found; it begins anew"
         );
-        ledger.forget(0, identity.size);
-        identity = Identity { base: identity.base, ..new_identity(identity.base, identity.size) };
+        ledger.remove(0, identity.size);
+        identity = SegmentIdentity { base: identity.base, ..new_identity(identity.base, identity.size) };
     }
     identity.name = endpoint.to_owned();
     ledger.set_identity(identity.clone())?;
@@ -97,11 +101,17 @@ fn simulated_base(_mapped: u64) -> u64 {
 }
 
 /// New ids for a segment.
-pub(crate) fn new_identity(base: u64, size: u64) -> Identity {
+pub(crate) fn new_identity(base: u64, size: u64) -> SegmentIdentity {
     let number = || fastrand::u64(1..);
     #[cfg(feature = "simulation")]
     let base = simulated_base(base);
-    Identity { segment: [number(), number()], client: [number(), number()], name: String::new(), base, size }
+    SegmentIdentity {
+        segment: [number(), number()],
+        client: [number(), number()],
+        name: String::new(),
+        base,
+        size,
+    }
 }
 
 pub(crate) fn uuid([first, second]: [u64; 2]) -> Uuid {

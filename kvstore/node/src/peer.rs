@@ -2,15 +2,17 @@
 
 use std::sync::Arc;
 
-use mooncake_wire::capability::Rights;
-use moongate_kvstore::rpc::{Authentication, GrantTable};
-use moongate_transfer::{Connection, Directory, Limits, Protocol, TransferError};
+use mooncake_wire::capability::AccessRights;
+use moongate_kvstore::rpc::{GrantTable, StoreCredentials};
+use moongate_transfer::{
+    DescriptorDirectory, TransferConnection, TransferError, TransferLimits, TransferProtocol,
+};
 
 use crate::tasks::TaskError;
 
 /// A connection to another node.
 pub(crate) struct PeerConnection {
-    connection: Connection,
+    connection: TransferConnection,
     endpoint: String,
     grants: Option<Arc<GrantTable>>,
 }
@@ -18,38 +20,38 @@ pub(crate) struct PeerConnection {
 impl PeerConnection {
     /// Connects to the data port of the node that is called `endpoint`.
     pub(crate) async fn open(
-        directory: &Directory,
+        directory: &DescriptorDirectory,
         endpoint: &str,
-        authentication: Option<&Authentication>,
+        authentication: Option<&StoreCredentials>,
     ) -> Result<Self, TaskError> {
         let descriptor = directory.descriptor(endpoint).await?;
         let (host, port) = descriptor.data_address(endpoint)?;
-        let limits = Limits::default();
+        let limits = TransferLimits::default();
         let connection = match authentication {
-            None => Connection::open(&host, port, descriptor.protocol(), limits).await?,
-            Some(it) => Connection::open_secured(&host, port, limits, &it.tls).await?,
+            None => TransferConnection::open(&host, port, descriptor.protocol(), limits).await?,
+            Some(it) => TransferConnection::open_secured(&host, port, limits, &it.tls).await?,
         };
         let grants = authentication.map(|it| Arc::clone(&it.grants));
         Ok(Self { connection, endpoint: endpoint.to_owned(), grants })
     }
 
-    pub(crate) fn protocol(&self) -> Protocol {
+    pub(crate) fn protocol(&self) -> TransferProtocol {
         self.connection.protocol()
     }
 
     pub(crate) async fn read(&mut self, start: u64, into: &mut [u8]) -> Result<(), TransferError> {
-        self.present(Rights::Read, start, into.len());
+        self.present(AccessRights::Read, start, into.len());
         self.connection.read(start, into).await
     }
 
     pub(crate) async fn write(&mut self, start: u64, from: &[u8]) -> Result<(), TransferError> {
-        self.present(Rights::Write, start, from.len());
+        self.present(AccessRights::Write, start, from.len());
         self.connection.write(start, from).await
     }
 
-    fn present(&mut self, rights: Rights, start: u64, size: usize) {
+    fn present(&mut self, rights: AccessRights, start: u64, size: usize) {
         if let Some(grants) = &self.grants {
-            self.connection.present(grants.find(&self.endpoint, rights, start, size as u64));
+            self.connection.set_capability(grants.find(&self.endpoint, rights, start, size as u64));
         }
     }
 }

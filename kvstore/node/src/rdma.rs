@@ -5,36 +5,36 @@
 
 use std::sync::Arc;
 
-use moongate_memory::Region;
+use moongate_memory::MappedRegion;
 pub(crate) use moongate_rdma::PROTOCOL;
-use moongate_rdma::{Acceptor, Fabric, Lent, NoRdma};
+use moongate_rdma::{RdmaAcceptor, RdmaFabric, RdmaSetupError, RegisteredMemory};
 use moongate_transfer::SegmentDescriptor;
-use moongate_transfer::handshake::{Answers, Kind, Node};
+use moongate_transfer::handshake::{HandshakeHandler, HandshakeKind, TcpHandshakeHandler};
 
-use crate::config::Config;
+use crate::config::NodeConfig;
 use crate::membership::PROTOCOL as TCP;
 
 /// What is served over RDMA: nothing, or all of it.
 #[derive(Default)]
-pub(crate) struct Served {
+pub(crate) struct RdmaRegistrations {
     /// The devices.
-    pub(crate) fabric: Option<Arc<Fabric>>,
+    pub(crate) fabric: Option<Arc<RdmaFabric>>,
     /// The node's segment.
-    pub(crate) segment: Option<Lent>,
+    pub(crate) segment: Option<RegisteredMemory>,
     /// The buffer for objects from a disk, if there is one.
-    pub(crate) buffer: Option<Lent>,
+    pub(crate) buffer: Option<RegisteredMemory>,
 }
 
 /// Opens the devices that the configuration asks for, and registers memory with them. If that cannot be, the log says
 /// why, and the node serves over TCP.
 pub(crate) fn open(
-    config: &Config,
+    config: &NodeConfig,
     lasts: bool,
-    segment: &Arc<Region>,
-    buffer: Option<&Arc<Region>>,
-) -> Served {
+    segment: &Arc<MappedRegion>,
+    buffer: Option<&Arc<MappedRegion>>,
+) -> RdmaRegistrations {
     let opened = if config.protocol == TCP {
-        return Served::default();
+        return RdmaRegistrations::default();
     } else if config.protocol != PROTOCOL {
         Err(format!("the protocol is `{}`, write rdma or tcp", config.protocol))
     } else if lasts {
@@ -51,44 +51,56 @@ pub(crate) fn open(
         }
         Err(reason) => {
             tracing::warn!("no RDMA, this node serves transfers over TCP: {reason}");
-            Served::default()
+            RdmaRegistrations::default()
         }
     }
 }
 
-fn serve(devices: &[String], segment: &Arc<Region>, buffer: Option<&Arc<Region>>) -> Result<Served, NoRdma> {
-    let fabric = Arc::new(Fabric::open(devices)?);
-    let segment = fabric.lend(segment)?;
-    let buffer = buffer.map(|buffer| fabric.lend(buffer)).transpose()?;
-    Ok(Served { fabric: Some(fabric), segment: Some(segment), buffer })
+fn serve(
+    devices: &[String],
+    segment: &Arc<MappedRegion>,
+    buffer: Option<&Arc<MappedRegion>>,
+) -> Result<RdmaRegistrations, RdmaSetupError> {
+    let fabric = Arc::new(RdmaFabric::open(devices)?);
+    let segment = fabric.register(segment)?;
+    let buffer = buffer.map(|buffer| fabric.register(buffer)).transpose()?;
+    Ok(RdmaRegistrations { fabric: Some(fabric), segment: Some(segment), buffer })
 }
 
 /// Says in a descriptor that the node has RDMA.
-pub(crate) fn describe(fabric: &Fabric, descriptor: &mut SegmentDescriptor) {
+pub(crate) fn describe(fabric: &RdmaFabric, descriptor: &mut SegmentDescriptor) {
     fabric.describe(descriptor);
     // A checksum of what came over TCP says nothing about what came over RDMA later.
     descriptor.moongate = 0;
 }
 
 /// Who answers the handshakes of the node of this name.
-pub(crate) fn answers(node: Arc<Node>, fabric: Option<Arc<Fabric>>, name: &str) -> Arc<dyn Answers> {
+pub(crate) fn handshake_handler(
+    node: Arc<TcpHandshakeHandler>,
+    fabric: Option<Arc<RdmaFabric>>,
+    name: &str,
+) -> Arc<dyn HandshakeHandler> {
     match fabric {
-        Some(fabric) => Arc::new(Handshakes { node, acceptor: Acceptor::new(fabric, name.to_owned()) }),
+        Some(fabric) => {
+            Arc::new(NodeHandshakeHandler { node, acceptor: RdmaAcceptor::new(fabric, name.to_owned()) })
+        }
         None => node,
     }
 }
 
 /// Answers handshakes, those about RDMA connections too.
-struct Handshakes {
-    node: Arc<Node>,
-    acceptor: Acceptor,
+struct NodeHandshakeHandler {
+    node: Arc<TcpHandshakeHandler>,
+    acceptor: RdmaAcceptor,
 }
 
-impl Answers for Handshakes {
-    fn answer(&self, kind: Kind, question: &[u8]) -> Vec<u8> {
+impl HandshakeHandler for NodeHandshakeHandler {
+    fn respond(&self, kind: HandshakeKind, question: &[u8]) -> Vec<u8> {
         match kind {
-            Kind::Connection | Kind::Legacy => self.acceptor.answer(question),
-            Kind::Metadata | Kind::Notify | Kind::Probe => self.node.answer(kind, question),
+            HandshakeKind::Connection | HandshakeKind::Legacy => self.acceptor.respond(question),
+            HandshakeKind::Metadata | HandshakeKind::Notify | HandshakeKind::Probe => {
+                self.node.respond(kind, question)
+            }
         }
     }
 }

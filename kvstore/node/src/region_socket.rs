@@ -4,15 +4,20 @@
 mod system {
     use std::io;
 
-    use moongate_memory::Region;
+    use moongate_memory::MappedRegion;
     use moongate_transfer::serve::DataSocket;
 
-    pub(crate) fn receive(region: &Region, socket: &DataSocket, offset: u64, len: u64) -> io::Result<()> {
+    pub(crate) fn receive(
+        region: &MappedRegion,
+        socket: &DataSocket,
+        offset: u64,
+        len: u64,
+    ) -> io::Result<()> {
         region.receive_exact(socket, offset, len)
     }
 
     pub(crate) fn receive_summed(
-        region: &Region,
+        region: &MappedRegion,
         socket: &DataSocket,
         offset: u64,
         len: u64,
@@ -20,12 +25,12 @@ mod system {
         region.receive_exact_crc(socket, offset, len)
     }
 
-    pub(crate) fn send(region: &Region, socket: &DataSocket, offset: u64, len: u64) -> io::Result<()> {
+    pub(crate) fn send(region: &MappedRegion, socket: &DataSocket, offset: u64, len: u64) -> io::Result<()> {
         region.send_all(socket, offset, len)
     }
 
     pub(crate) fn send_summed(
-        region: &Region,
+        region: &MappedRegion,
         socket: &DataSocket,
         offset: u64,
         len: u64,
@@ -38,17 +43,22 @@ mod system {
 mod simulated {
     use std::io;
 
-    use moongate_memory::Region;
+    use moongate_memory::MappedRegion;
     use moongate_transfer::serve::DataSocket;
 
-    pub(crate) fn receive(region: &Region, socket: &DataSocket, offset: u64, len: u64) -> io::Result<()> {
+    pub(crate) fn receive(
+        region: &MappedRegion,
+        socket: &DataSocket,
+        offset: u64,
+        len: u64,
+    ) -> io::Result<()> {
         let bytes = socket.received();
         region.write_at(offset, &bytes).map_err(io::Error::other)?;
         if bytes.len() as u64 == len { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
     }
 
     pub(crate) fn receive_summed(
-        region: &Region,
+        region: &MappedRegion,
         socket: &DataSocket,
         offset: u64,
         len: u64,
@@ -57,7 +67,7 @@ mod simulated {
         region.crc32c(offset, len).map_err(io::Error::other)
     }
 
-    pub(crate) fn send(region: &Region, socket: &DataSocket, offset: u64, len: u64) -> io::Result<()> {
+    pub(crate) fn send(region: &MappedRegion, socket: &DataSocket, offset: u64, len: u64) -> io::Result<()> {
         region.check(offset, len).map_err(io::Error::other)?;
         let mut bytes = vec![0; usize::try_from(len).map_err(io::Error::other)?];
         region.read_at(offset, &mut bytes).map_err(io::Error::other)?;
@@ -66,7 +76,7 @@ mod simulated {
     }
 
     pub(crate) fn send_summed(
-        region: &Region,
+        region: &MappedRegion,
         socket: &DataSocket,
         offset: u64,
         len: u64,

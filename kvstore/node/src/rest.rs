@@ -13,13 +13,13 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::{delete, get, post, put};
 use mooncake_wire::types::Uuid;
 use moongate_kvclient::{KvError, PutOptions};
-use moongate_runtime::{ClientCertificate, PeerAddr, Secret};
-use moongate_transfer::Peers;
+use moongate_runtime::{ClientCertificate, PeerAddr, SecretString};
+use moongate_transfer::AllowedPeers;
 use serde_json::{Map, Value};
 use subtle::ConstantTimeEq as _;
 
-use crate::engines;
-use crate::node::Shared;
+use crate::engine_segments;
+use crate::node::NodeContext;
 
 /// Largest body in bytes.
 const MAX_BODY: usize = 100 << 20;
@@ -30,15 +30,15 @@ const NOT_A_PEER: &str = "your address is not among those that --allow-peers lis
 /// callers that send it from an allowed network.
 #[derive(Debug)]
 pub(crate) struct ApiAccess {
-    peers: Peers,
+    peers: AllowedPeers,
     /// `Authorization` as it must be.
-    authorization: Option<Secret>,
+    authorization: Option<SecretString>,
     refused: Arc<AtomicU64>,
 }
 
 impl ApiAccess {
     /// Refused calls are counted in `refused`.
-    pub(crate) fn new(peers: Peers, token: Option<&Secret>, refused: Arc<AtomicU64>) -> Self {
+    pub(crate) fn new(peers: AllowedPeers, token: Option<&SecretString>, refused: Arc<AtomicU64>) -> Self {
         let authorization = token.and_then(|token| format!("Bearer {}", token.expose()).parse().ok());
         Self { peers, authorization, refused }
     }
@@ -72,7 +72,7 @@ impl ApiAccess {
 }
 
 /// All routes.
-pub(crate) fn router(access: ApiAccess) -> Router<Shared> {
+pub(crate) fn router(access: ApiAccess) -> Router<NodeContext> {
     Router::new()
         .route("/api/put", put(put_object))
         .route("/api/get/{key}", get(get_object))
@@ -82,9 +82,9 @@ pub(crate) fn router(access: ApiAccess) -> Router<Shared> {
         .route("/api/mount", post(mount))
         .route("/api/unmount", post(unmount))
         .route("/api/unmount_local_disk", post(unmount_local_disk))
-        .route("/api/mount_shm", post(engines::mount_shm))
-        .route("/api/unmount_shm", post(engines::unmount_shm))
-        .route("/api/reconfigure", post(engines::reconfigure))
+        .route("/api/mount_shm", post(engine_segments::mount_shm))
+        .route("/api/unmount_shm", post(engine_segments::unmount_shm))
+        .route("/api/reconfigure", post(engine_segments::reconfigure))
         .fallback(async || plain(StatusCode::NOT_FOUND, "404: Not Found"))
         .method_not_allowed_fallback(async |_: Method| {
             plain(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed")
@@ -105,7 +105,11 @@ async fn only_with_access(State(access): State<Arc<ApiAccess>>, request: Request
     }
 }
 
-pub(crate) async fn only_peers(State(peers): State<Arc<Peers>>, request: Request, next: Next) -> Response {
+pub(crate) async fn only_peers(
+    State(peers): State<Arc<AllowedPeers>>,
+    request: Request,
+    next: Next,
+) -> Response {
     let from = request.extensions().get::<PeerAddr>();
     if from.is_some_and(|from| peers.allow(from.0.ip())) {
         return next.run(request).await;
@@ -158,7 +162,7 @@ pub(crate) fn members(body: &[u8]) -> Result<Map<String, Value>, Box<Response>> 
     serde_json::from_slice(body).map_err(|problem| Box::new(failed(problem.to_string())))
 }
 
-async fn put_object(State(shared): State<Shared>, body: Bytes) -> Response {
+async fn put_object(State(shared): State<NodeContext>, body: Bytes) -> Response {
     let data = match members(&body) {
         Ok(data) => data,
         Err(response) => return *response,
@@ -177,7 +181,7 @@ async fn put_object(State(shared): State<Shared>, body: Bytes) -> Response {
     }
 }
 
-async fn get_object(State(shared): State<Shared>, Path(key): Path<String>) -> Response {
+async fn get_object(State(shared): State<NodeContext>, Path(key): Path<String>) -> Response {
     match shared.client.get(&key).await {
         Ok(bytes) => {
             (StatusCode::OK, [(header::CONTENT_TYPE, "application/octet-stream")], bytes).into_response()
@@ -190,28 +194,28 @@ async fn get_object(State(shared): State<Shared>, Path(key): Path<String>) -> Re
     }
 }
 
-async fn exist(State(shared): State<Shared>, Path(key): Path<String>) -> Response {
+async fn exist(State(shared): State<NodeContext>, Path(key): Path<String>) -> Response {
     match shared.client.exist(&[&key]).await.as_deref() {
         Ok([exists, ..]) => json(StatusCode::OK, &[("exists", (*exists).into())]),
         _ => failed("Exist check failed"),
     }
 }
 
-async fn remove(State(shared): State<Shared>, Path(key): Path<String>) -> Response {
+async fn remove(State(shared): State<NodeContext>, Path(key): Path<String>) -> Response {
     match shared.client.remove(&key, false).await {
         Ok(()) => success(),
         Err(_) => failed("Remove operation failed"),
     }
 }
 
-async fn remove_all(State(shared): State<Shared>) -> Response {
+async fn remove_all(State(shared): State<NodeContext>) -> Response {
     match shared.client.remove_all(false).await {
         Ok(number) => json(StatusCode::OK, &[("status", format!("success removed {number} keys").into())]),
         Err(_) => failed("RemoveAll operation failed"),
     }
 }
 
-async fn mount(State(shared): State<Shared>, body: Bytes) -> Response {
+async fn mount(State(shared): State<NodeContext>, body: Bytes) -> Response {
     let data = match members(&body) {
         Ok(data) => data,
         Err(response) => return *response,
@@ -219,7 +223,7 @@ async fn mount(State(shared): State<Shared>, body: Bytes) -> Response {
     let Some(size) = data.get("size").and_then(Value::as_u64).filter(|size| *size > 0) else {
         return error(StatusCode::BAD_REQUEST, "Invalid size, must be a positive integer");
     };
-    match shared.mount_more(size).await {
+    match shared.mount_process_memory(size).await {
         Ok(id) => json(
             StatusCode::OK,
             &[
@@ -232,7 +236,7 @@ async fn mount(State(shared): State<Shared>, body: Bytes) -> Response {
     }
 }
 
-async fn unmount(State(shared): State<Shared>, body: Bytes) -> Response {
+async fn unmount(State(shared): State<NodeContext>, body: Bytes) -> Response {
     let data = match members(&body) {
         Ok(data) => data,
         Err(response) => return *response,
@@ -259,20 +263,20 @@ pub(crate) fn segment_ids(data: &Map<String, Value>) -> Vec<&str> {
 }
 
 /// Takes back the segment of this id.
-pub(crate) async fn unmount_named(shared: &Shared, id: &str) -> Result<(), String> {
+pub(crate) async fn unmount_named(shared: &NodeContext, id: &str) -> Result<(), String> {
     shared.unmount(id.parse::<Uuid>().map_err(|problem| problem.to_string())?).await
 }
 
 /// Takes the tier on the disk out of the store, if there is one. Whoever reads from it goes on.
-async fn unmount_local_disk(State(shared): State<Shared>, body: Bytes) -> Response {
+async fn unmount_local_disk(State(shared): State<NodeContext>, body: Bytes) -> Response {
     match serde_json::from_slice::<Value>(&body) {
         Ok(Value::Object(_)) => {}
         Ok(_) => return error(StatusCode::BAD_REQUEST, "Request body must be a JSON object"),
         Err(_) => return error(StatusCode::BAD_REQUEST, "Malformed JSON body"),
     }
-    match &shared.keeper {
+    match &shared.disk_worker {
         None => success(),
-        Some(keeper) => match keeper.leave().await {
+        Some(keeper) => match keeper.unmount().await {
             Ok(()) => success(),
             Err(problem) => failed(format!("Unmount local disk failed, {problem}")),
         },
@@ -296,7 +300,7 @@ mod tests {
         let (none, token) = (headers(&[]), headers(&[(header::AUTHORIZATION, "Bearer moon")]));
         let other = headers(&[(header::AUTHORIZATION, "Bearer sun!")]);
         let page = headers(&[(header::ORIGIN, "http://evil.example")]);
-        let open = ApiAccess::new(Peers::all(), None, Arc::default());
+        let open = ApiAccess::new(AllowedPeers::all(), None, Arc::default());
         let secret = "moon".parse().unwrap();
         let guarded = ApiAccess::new("10.0.0.0/8".parse().unwrap(), Some(&secret), Arc::default());
         for (access, from, headers, refused) in [

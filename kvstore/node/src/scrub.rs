@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use moongate_runtime::Supervisor;
 
-use crate::pool::{Found, Pool};
+use crate::segment_pool::{SegmentPool, SegmentScrubResult};
 
 /// Time between two looks.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -19,7 +19,7 @@ pub(crate) struct ScrubCounts {
 }
 
 /// Reads `rate` bytes per second of each segment again, until the supervisor shuts down.
-pub(crate) fn start(pool: Arc<Pool>, counts: Arc<ScrubCounts>, rate: u64, supervisor: &Supervisor) {
+pub(crate) fn start(pool: Arc<SegmentPool>, counts: Arc<ScrubCounts>, rate: u64, supervisor: &Supervisor) {
     if rate == 0 {
         return;
     }
@@ -28,10 +28,10 @@ pub(crate) fn start(pool: Arc<Pool>, counts: Arc<ScrubCounts>, rate: u64, superv
         let look = async {
             loop {
                 tokio::time::sleep(PERIOD).await;
-                for lent in pool.lent().iter() {
+                for lent in pool.segments().iter() {
                     let lent = Arc::clone(lent);
                     let found = tokio::task::spawn_blocking(move || lent.scrub(rate)).await;
-                    let Found { bytes, damaged } = found.unwrap_or_default();
+                    let SegmentScrubResult { bytes, damaged } = found.unwrap_or_default();
                     counts.bytes.fetch_add(bytes, Ordering::Relaxed);
                     counts.damaged.fetch_add(damaged, Ordering::Relaxed);
                 }

@@ -3,11 +3,12 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use moongate_kvstore::{Backoff, Retry};
+use moongate_kvstore::{Backoff, BackoffPolicy};
 use tokio::time::Instant;
 
 /// Pauses between attempts. The longest is short: a store is not complete while its nodes wait.
-const RETRY: Retry = Retry { first: Duration::from_millis(500), longest: Duration::from_secs(2) };
+const RETRY: BackoffPolicy =
+    BackoffPolicy { initial: Duration::from_millis(500), max: Duration::from_secs(2) };
 /// Time from the first warning to the second. It doubles with every further one.
 const FIRST_INTERVAL: Duration = Duration::from_secs(5);
 /// Warnings are never further apart.
@@ -28,7 +29,7 @@ impl StartRetry {
     }
 
     /// Whether there is no time for another attempt.
-    pub(crate) fn is_over(&self) -> bool {
+    pub(crate) fn is_expired(&self) -> bool {
         Instant::now() >= self.deadline
     }
 
@@ -40,8 +41,8 @@ impl StartRetry {
         } else {
             tracing::debug!(%error, "waiting for {awaited}");
         }
-        self.backoff.failed();
-        tokio::time::sleep_until((now + self.backoff.pause()).min(self.deadline)).await;
+        self.backoff.record_failure();
+        tokio::time::sleep_until((now + self.backoff.delay()).min(self.deadline)).await;
     }
 
     fn is_warning_due(&mut self, now: Instant) -> bool {

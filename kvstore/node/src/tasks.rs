@@ -12,30 +12,30 @@ use mooncake_wire::rpc::{
     MoveStart, MoveStartArguments,
 };
 use mooncake_wire::types::{
-    BufferDescriptor, DEFAULT_TENANT, Replica, ReplicaMedium, TaskAssignment, TaskCompletion, TaskStatus,
-    TaskType, Uuid,
+    BufferDescriptor, DEFAULT_TENANT, ReplicaDescriptor, ReplicaMedium, TaskAssignment, TaskCompletion,
+    TaskStatus, TaskType, Uuid,
 };
 use moongate_kvstore::rpc::RpcError;
 use moongate_runtime::Supervisor;
-use moongate_transfer::serve::Span;
-use moongate_transfer::{Directory, DirectoryError, TransferError};
+use moongate_transfer::serve::AddressRange;
+use moongate_transfer::{DescriptorDirectory, DirectoryError, TransferError};
 use serde::Deserialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::membership::Membership;
+use crate::membership::NodeMembership;
 use crate::peer::PeerConnection;
-use crate::pool::{Damaged, Pool};
+use crate::segment_pool::{DamagedRangeError, SegmentPool};
 
 /// Time between two questions for tasks.
 const PERIOD: Duration = Duration::from_secs(1);
 /// Tasks under way at once.
-const AT_ONCE: usize = 4;
+const MAX_CONCURRENT_TASKS: usize = 4;
 /// Bytes of an object that are in this process at a time, for each task.
-const PIECE: u64 = 8 << 20;
+const CHUNK: u64 = 8 << 20;
 /// The first pause when a target has no room. It grows with every attempt.
-const ROOM_PAUSE: Duration = Duration::from_millis(50);
+const ALLOCATION_BACKOFF: Duration = Duration::from_millis(50);
 /// Attempts at most, whatever the master says.
-const MOST_ATTEMPTS: u32 = 10;
+const MAX_ATTEMPTS: u32 = 10;
 
 /// What has become of tasks.
 #[derive(Debug, Default)]
@@ -47,9 +47,9 @@ pub(crate) struct TaskCounts {
 
 /// Does the master's tasks.
 #[derive(Clone, Debug)]
-pub(crate) struct Worker {
-    pub(crate) membership: Membership,
-    pub(crate) directory: Directory,
+pub(crate) struct TaskWorker {
+    pub(crate) membership: NodeMembership,
+    pub(crate) directory: DescriptorDirectory,
     pub(crate) counts: Arc<TaskCounts>,
 }
 
@@ -69,19 +69,19 @@ pub(crate) enum TaskError {
     #[error("the object is not on the disk any more")]
     NotOnDisk,
     #[error(transparent)]
-    Disk(#[from] moongate_tier::Error),
+    Disk(#[from] moongate_tier::TierError),
     #[error(transparent)]
-    Source(#[from] Damaged),
+    Source(#[from] DamagedRangeError),
     #[error(transparent)]
     Directory(#[from] DirectoryError),
     #[error(transparent)]
-    NoTcp(#[from] moongate_transfer::descriptor::NoTcp),
+    NoTcp(#[from] moongate_transfer::descriptor::NoTcpError),
     #[error(transparent)]
     Transfer(#[from] TransferError),
 }
 
 #[derive(Debug, Deserialize)]
-struct Copy {
+struct CopyTask {
     #[serde(default = "default_tenant")]
     tenant_id: String,
     key: String,
@@ -96,7 +96,7 @@ struct Copy {
 }
 
 #[derive(Debug, Deserialize)]
-struct Move {
+struct MoveTask {
     #[serde(default = "default_tenant")]
     tenant_id: String,
     key: String,
@@ -108,7 +108,7 @@ fn default_tenant() -> String {
     DEFAULT_TENANT.to_owned()
 }
 
-impl Worker {
+impl TaskWorker {
     /// Asks for tasks and does them, until the supervisor shuts down.
     pub(crate) fn start(self, supervisor: &Supervisor) {
         let (tasks, stop) = (supervisor.clone(), supervisor.token());
@@ -118,7 +118,7 @@ impl Worker {
     }
 
     async fn run(self, supervisor: &Supervisor) {
-        let slots = Arc::new(Semaphore::new(AT_ONCE));
+        let slots = Arc::new(Semaphore::new(MAX_CONCURRENT_TASKS));
         loop {
             tokio::time::sleep(PERIOD).await;
             // As many as can begin at once: what the master has given away, nobody else does.
@@ -154,11 +154,11 @@ impl Worker {
             let result = self.attempt(&assignment).await;
             let no_room =
                 matches!(&result, Err(TaskError::Master(RpcError::Refused(ErrorCode::NO_AVAILABLE_HANDLE))));
-            if !no_room || attempt >= assignment.max_retry_attempts.min(MOST_ATTEMPTS) {
+            if !no_room || attempt >= assignment.max_retry_attempts.min(MAX_ATTEMPTS) {
                 break result;
             }
             attempt += 1;
-            tokio::time::sleep(ROOM_PAUSE * attempt).await;
+            tokio::time::sleep(ALLOCATION_BACKOFF * attempt).await;
         };
         let (status, count, message) = match &result {
             Ok(()) => (TaskStatus::SUCCESS, &self.counts.done, "Task completed successfully".to_owned()),
@@ -179,12 +179,12 @@ impl Worker {
     async fn attempt(&self, assignment: &TaskAssignment<String>) -> Result<(), TaskError> {
         match assignment.task_type {
             TaskType::REPLICA_COPY => self.copy(&serde_json::from_str(&assignment.payload)?).await,
-            TaskType::REPLICA_MOVE => self.move_it(&serde_json::from_str(&assignment.payload)?).await,
+            TaskType::REPLICA_MOVE => self.move_object(&serde_json::from_str(&assignment.payload)?).await,
             other => Err(TaskError::Unknown(other)),
         }
     }
 
-    async fn copy(&self, copy: &Copy) -> Result<(), TaskError> {
+    async fn copy(&self, copy: &CopyTask) -> Result<(), TaskError> {
         let (client_id, key, tenant) = (self.membership.client_id, &*copy.key, &*copy.tenant_id);
         let lease_id = Uuid {
             first: copy.dynamic_replication_lease_id_high,
@@ -201,7 +201,7 @@ impl Worker {
             match self.transfer(&plan.source, &plan.targets).await {
                 Ok(()) => Ok(master.call::<CopyEnd, &str>(&end).await?.map_err(RpcError::from)?),
                 Err(error) => {
-                    revoked(master.call::<CopyRevoke, &str>(&end).await);
+                    log_revocation(master.call::<CopyRevoke, &str>(&end).await);
                     Err(error)
                 }
             }
@@ -223,14 +223,14 @@ impl Worker {
                     Ok(master.call::<DynamicReplicaCopyEnd, &str>(&end).await?.map_err(RpcError::from)?)
                 }
                 Err(error) => {
-                    revoked(master.call::<DynamicReplicaCopyRevoke, &str>(&end).await);
+                    log_revocation(master.call::<DynamicReplicaCopyRevoke, &str>(&end).await);
                     Err(error)
                 }
             }
         }
     }
 
-    async fn move_it(&self, task: &Move) -> Result<(), TaskError> {
+    async fn move_object(&self, task: &MoveTask) -> Result<(), TaskError> {
         let (client_id, key, tenant) = (self.membership.client_id, &*task.key, &*task.tenant_id);
         let master = &self.membership.master;
         let start =
@@ -241,15 +241,19 @@ impl Worker {
         match self.transfer(&plan.source, plan.target.as_slice()).await {
             Ok(()) => Ok(master.call::<MoveEnd, &str>(&end).await?.map_err(RpcError::from)?),
             Err(error) => {
-                revoked(master.call::<MoveRevoke, &str>(&end).await);
+                log_revocation(master.call::<MoveRevoke, &str>(&end).await);
                 Err(error)
             }
         }
     }
 
-    async fn transfer(&self, source: &Replica<String>, targets: &[Replica<String>]) -> Result<(), TaskError> {
+    async fn transfer(
+        &self,
+        source: &ReplicaDescriptor<String>,
+        targets: &[ReplicaDescriptor<String>],
+    ) -> Result<(), TaskError> {
         let source = in_memory(source)?;
-        let own = self.membership.pool.lent().iter().any(|lent| {
+        let own = self.membership.pool.segments().iter().any(|lent| {
             source.endpoint == *self.membership.endpoint
                 && (lent.base..lent.base + lent.size).contains(&source.address)
         });
@@ -262,20 +266,20 @@ impl Worker {
                 PeerConnection::open(&self.directory, endpoint, self.membership.master.authentication())
             };
             let mut from = match own {
-                true => From::Own(&self.membership.pool),
-                false => From::Node(Box::new(connect(&source.endpoint).await?)),
+                true => CopySource::Own(&self.membership.pool),
+                false => CopySource::Node(Box::new(connect(&source.endpoint).await?)),
             };
             from.verify(span(source))?;
             let mut to = connect(&target.endpoint).await?;
             let mut done = 0;
             while done < source.size {
-                let size = PIECE.min(source.size - done);
+                let size = CHUNK.min(source.size - done);
                 let mut piece = vec![0; usize::try_from(size).unwrap_or_default()];
                 from.read(source.address + done, &mut piece).await?;
                 to.write(target.address + done, &piece).await?;
                 done += size;
             }
-            if to.protocol() == moongate_transfer::Protocol::V1 {
+            if to.protocol() == moongate_transfer::TransferProtocol::V1 {
                 // Nobody has told that it was written. What is read on the same connection has been.
                 to.read(target.address + source.size - 1, &mut [0]).await?;
             }
@@ -286,13 +290,13 @@ impl Worker {
 }
 
 /// Where an object is copied from.
-enum From<'a> {
-    Own(&'a Pool),
+enum CopySource<'a> {
+    Own(&'a SegmentPool),
     Node(Box<PeerConnection>),
 }
 
-impl From<'_> {
-    fn verify(&self, span: Span) -> Result<(), Damaged> {
+impl CopySource<'_> {
+    fn verify(&self, span: AddressRange) -> Result<(), DamagedRangeError> {
         match self {
             Self::Own(pool) => pool.verify(span),
             Self::Node(_) => Ok(()),
@@ -301,17 +305,17 @@ impl From<'_> {
 
     async fn read(&mut self, start: u64, into: &mut [u8]) -> Result<(), TaskError> {
         match self {
-            Self::Own(pool) => Ok(pool.read(Span { start, size: into.len() as u64 }, into)?),
+            Self::Own(pool) => Ok(pool.read(AddressRange { start, size: into.len() as u64 }, into)?),
             Self::Node(connection) => Ok(connection.read(start, into).await?),
         }
     }
 }
 
-fn span(buffer: &BufferDescriptor<String>) -> Span {
-    Span { start: buffer.address, size: buffer.size }
+fn span(buffer: &BufferDescriptor<String>) -> AddressRange {
+    AddressRange { start: buffer.address, size: buffer.size }
 }
 
-pub(crate) fn in_memory(replica: &Replica<String>) -> Result<&BufferDescriptor<String>, TaskError> {
+pub(crate) fn in_memory(replica: &ReplicaDescriptor<String>) -> Result<&BufferDescriptor<String>, TaskError> {
     match &replica.medium {
         ReplicaMedium::Memory(buffer) => Ok(buffer),
         _ => Err(TaskError::NotInMemory),
@@ -319,7 +323,7 @@ pub(crate) fn in_memory(replica: &Replica<String>) -> Result<&BufferDescriptor<S
 }
 
 /// The master ends what nobody ends after a while.
-fn revoked(answer: Result<Result<(), ErrorCode>, RpcError>) {
+fn log_revocation(answer: Result<Result<(), ErrorCode>, RpcError>) {
     if let Err(error) = answer.and_then(|answer| Ok(answer?)) {
         tracing::debug!(%error, "the master was not told that a copy is given up");
     }

@@ -3,15 +3,15 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::folder::Folder;
-use crate::{Error, failed};
+use crate::directory::LogDirectory;
+use crate::{OplogError, io_error};
 
 /// The beginning of the name of a folder with files that were damaged.
 const PREFIX: &str = "damaged-";
 /// Folders with damaged files that are kept: the newest.
-const MAX_KEPT: usize = 3;
+const MAX_PRESERVED: usize = 3;
 /// Bytes of damaged files that are kept, in all folders together. The newest folder is kept whatever its size.
-const MAX_KEPT_BYTES: u64 = 1 << 30;
+const MAX_PRESERVED_BYTES: u64 = 1 << 30;
 
 /// Records of a log that had been written and cannot be read any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,9 +19,9 @@ pub struct LogDamage {
     /// The first file with damage.
     pub path: PathBuf,
     /// Where it begins there.
-    pub at: u64,
+    pub offset: u64,
     /// What is wrong there.
-    pub what: &'static str,
+    pub reason: &'static str,
     /// Bytes that are no readable records.
     pub unreadable_bytes: u64,
     /// Missing records, at least. There may be more at the end.
@@ -32,7 +32,7 @@ pub struct LogDamage {
 
 impl std::fmt::Display for LogDamage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { path, at, what, unreadable_bytes, missing_records, .. } = self;
+        let Self { path, offset: at, reason: what, unreadable_bytes, missing_records, .. } = self;
         write!(
             f,
             "{} at byte {at}: {what} ({unreadable_bytes} bytes unreadable, at least {missing_records} records missing)",
@@ -41,16 +41,17 @@ impl std::fmt::Display for LogDamage {
     }
 }
 
-impl Folder {
+impl LogDirectory {
     /// Keeps the log and snapshot files as they are in a folder of their own, for later analysis. Older such
     /// folders are removed. Returns the folder.
     ///
     /// # Errors
     /// Errors of the file system.
-    pub fn preserve(&self) -> Result<PathBuf, Error> {
-        let kept = self.path().join(format!("{PREFIX}{:06}", self.next_kept().map_err(failed(self.path()))?));
-        self.preserve_in(&kept).map_err(failed(&kept))?;
-        self.drop_old_kept().map_err(failed(self.path()))?;
+    pub fn preserve(&self) -> Result<PathBuf, OplogError> {
+        let kept =
+            self.path().join(format!("{PREFIX}{:06}", self.next_preserved().map_err(io_error(self.path()))?));
+        self.preserve_in(&kept).map_err(io_error(&kept))?;
+        self.prune_preserved().map_err(io_error(self.path()))?;
         Ok(kept)
     }
 
@@ -58,7 +59,7 @@ impl Folder {
         self.disk().create_folder(kept)?;
         for name in self.disk().list(self.path())? {
             let is_state = name.ends_with(".log") || name.ends_with(".snap");
-            if is_state || name == crate::mark::NAME || name == crate::log::CLOSED {
+            if is_state || name == crate::synced_mark::NAME || name == crate::log::CLEAN_SHUTDOWN_FILE {
                 self.disk().link(&self.path().join(&name), &kept.join(&name))?;
             }
         }
@@ -67,7 +68,7 @@ impl Folder {
     }
 
     /// Folders with damaged files, the oldest first.
-    fn kept(&self) -> io::Result<Vec<(u64, PathBuf)>> {
+    fn preserved(&self) -> io::Result<Vec<(u64, PathBuf)>> {
         let names = self.disk().list(self.path())?;
         let number = |name: &str| name.strip_prefix(PREFIX)?.parse().ok();
         let mut kept: Vec<(u64, PathBuf)> =
@@ -76,21 +77,21 @@ impl Folder {
         Ok(kept)
     }
 
-    fn next_kept(&self) -> io::Result<u64> {
-        Ok(self.kept()?.last().map_or(1, |(number, _)| number.saturating_add(1)))
+    fn next_preserved(&self) -> io::Result<u64> {
+        Ok(self.preserved()?.last().map_or(1, |(number, _)| number.saturating_add(1)))
     }
 
     /// Removes the oldest folders with damaged files that are too many or too large.
     ///
     /// # Errors
     /// Errors of the file system.
-    fn drop_old_kept(&self) -> io::Result<()> {
+    fn prune_preserved(&self) -> io::Result<()> {
         let mut bytes = 0_u64;
-        for (nth, (_, path)) in self.kept()?.iter().rev().enumerate() {
+        for (nth, (_, path)) in self.preserved()?.iter().rev().enumerate() {
             for name in self.disk().list(path)? {
                 bytes = bytes.saturating_add(self.disk().length(&path.join(name))?);
             }
-            if nth > 0 && (nth >= MAX_KEPT || bytes > MAX_KEPT_BYTES) {
+            if nth > 0 && (nth >= MAX_PRESERVED || bytes > MAX_PRESERVED_BYTES) {
                 self.disk().remove_folder(path)?;
             }
         }

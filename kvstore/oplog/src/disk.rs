@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::path::Path;
 
 /// A file that grows.
-pub trait Growing: Send {
+pub trait AppendFile: Send {
     /// Writes at its end.
     ///
     /// # Errors
@@ -16,7 +16,7 @@ pub trait Growing: Send {
     ///
     /// # Errors
     /// As the file system.
-    fn cut(&mut self, length: u64) -> io::Result<()>;
+    fn truncate(&mut self, length: u64) -> io::Result<()>;
 
     /// Flushes its bytes to the disk.
     ///
@@ -28,18 +28,18 @@ pub trait Growing: Send {
     ///
     /// # Errors
     /// As the file system.
-    fn flusher(&self) -> io::Result<Flush>;
+    fn flush_operation(&self) -> io::Result<FlushOperation>;
 }
 
 /// Flushes a file.
-pub type Flush = Box<dyn FnOnce() -> io::Result<()> + Send>;
+pub type FlushOperation = Box<dyn FnOnce() -> io::Result<()> + Send>;
 
-impl Growing for File {
+impl AppendFile for File {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.write_all(bytes)
     }
 
-    fn cut(&mut self, length: u64) -> io::Result<()> {
+    fn truncate(&mut self, length: u64) -> io::Result<()> {
         self.set_len(length)
     }
 
@@ -47,7 +47,7 @@ impl Growing for File {
         self.sync_data()
     }
 
-    fn flusher(&self) -> io::Result<Flush> {
+    fn flush_operation(&self) -> io::Result<FlushOperation> {
         let file = self.try_clone()?;
         Ok(Box::new(move || file.sync_data()))
     }
@@ -55,15 +55,15 @@ impl Growing for File {
 
 /// Keeps other processes out of a folder as long as it lives.
 #[derive(Debug, Default)]
-pub struct FolderLock(#[expect(dead_code, reason = "the lock is held by the open file")] Option<File>);
+pub struct DirectoryLock(#[expect(dead_code, reason = "the lock is held by the open file")] Option<File>);
 
 /// What a log needs of a file system. The default of every operation is the machine's own file system.
-pub trait Disk: Send + Sync {
+pub trait LogStorage: Send + Sync {
     /// Opens a file at its end, or creates it.
     ///
     /// # Errors
     /// As the file system.
-    fn open(&self, path: &Path) -> io::Result<Box<dyn Growing>> {
+    fn open(&self, path: &Path) -> io::Result<Box<dyn AppendFile>> {
         Ok(Box::new(OpenOptions::new().append(true).create(true).open(path)?))
     }
 
@@ -153,15 +153,15 @@ pub trait Disk: Send + Sync {
     ///
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] if another process has it locked; as the file system.
-    fn lock(&self, path: &Path) -> io::Result<FolderLock> {
+    fn lock(&self, path: &Path) -> io::Result<DirectoryLock> {
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
         file.try_lock()?;
-        Ok(FolderLock(Some(file)))
+        Ok(DirectoryLock(Some(file)))
     }
 }
 
 /// The machine's file system.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct FileSystem;
+pub struct LocalFileSystem;
 
-impl Disk for FileSystem {}
+impl LogStorage for LocalFileSystem {}

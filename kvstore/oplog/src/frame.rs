@@ -3,11 +3,11 @@
 use crate::MAX_RECORD;
 
 /// Bytes before a record: u32 length, u32 CRC-32 of all but itself, u64 number; little-endian.
-pub(crate) const HEADER: usize = 16;
+pub(crate) const HEADER_SIZE: usize = 16;
 
 /// What begins somewhere in a file.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Found<'a> {
+pub(crate) enum FrameReadResult<'a> {
     /// A record with its number.
     Record(u64, &'a [u8]),
     /// Nothing more.
@@ -36,37 +36,37 @@ pub(crate) fn write(number: u64, record: &[u8], out: &mut Vec<u8>) {
 
 /// The header of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Header {
+pub(crate) struct RecordHeader {
     pub(crate) length: usize,
-    sum: u32,
+    crc: u32,
     pub(crate) number: u64,
 }
 
 /// Reads the header of a record, without a check.
-pub(crate) fn header(bytes: &[u8]) -> Option<Header> {
+pub(crate) fn header(bytes: &[u8]) -> Option<RecordHeader> {
     let (length, rest) = bytes.split_first_chunk::<4>()?;
     let (sum, rest) = rest.split_first_chunk::<4>()?;
     let number = u64::from_le_bytes(*rest.first_chunk::<8>()?);
-    Some(Header { length: u32::from_le_bytes(*length) as usize, sum: u32::from_le_bytes(*sum), number })
+    Some(RecordHeader { length: u32::from_le_bytes(*length) as usize, crc: u32::from_le_bytes(*sum), number })
 }
 
 /// Whether a record is whole if it is taken to have this length, whatever its header says.
 pub(crate) fn fits(bytes: &[u8], length: usize) -> bool {
-    let record = bytes.get(HEADER..).and_then(|rest| rest.get(..length));
+    let record = bytes.get(HEADER_SIZE..).and_then(|rest| rest.get(..length));
     let (Some(header), Some(record), Ok(size)) = (header(bytes), record, u32::try_from(length)) else {
         return false;
     };
-    length <= MAX_RECORD && checksum(size.to_le_bytes(), header.number.to_le_bytes(), record) == header.sum
+    length <= MAX_RECORD && checksum(size.to_le_bytes(), header.number.to_le_bytes(), record) == header.crc
 }
 
 /// Reads the record with which `bytes` begin.
-pub(crate) fn read(bytes: &[u8]) -> Found<'_> {
+pub(crate) fn read(bytes: &[u8]) -> FrameReadResult<'_> {
     if bytes.is_empty() {
-        return Found::End;
+        return FrameReadResult::End;
     }
-    let Some(Header { length, number, .. }) = header(bytes) else { return Found::Torn };
-    match bytes.get(HEADER..).and_then(|rest| rest.get(..length)) {
-        Some(record) if fits(bytes, length) => Found::Record(number, record),
-        _ => Found::Torn,
+    let Some(RecordHeader { length, number, .. }) = header(bytes) else { return FrameReadResult::Torn };
+    match bytes.get(HEADER_SIZE..).and_then(|rest| rest.get(..length)) {
+        Some(record) if fits(bytes, length) => FrameReadResult::Record(number, record),
+        _ => FrameReadResult::Torn,
     }
 }

@@ -8,23 +8,23 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
 use crate::damage::LogDamage;
-use crate::disk::Growing;
-use crate::file::{HEAD, Head};
-use crate::folder::Folder;
+use crate::directory::LogDirectory;
+use crate::disk::AppendFile;
+use crate::file::{HEADER_SIZE, LogFileHeader};
 use crate::frame;
-use crate::mark::SyncedMark;
-use crate::reader::Reader;
-use crate::scan::{LogScan, RecordRun, WriterState};
-use crate::{Error, failed};
+use crate::reader::LogReader;
+use crate::scan::{LastWriterState, LogScan, RecordRun};
+use crate::synced_mark::SyncedMark;
+use crate::{OplogError, io_error};
 
 const PREFIX: &str = "log";
 const SUFFIX: &str = "log";
 /// Tells that the log was closed, by the number of its last record.
-pub(crate) const CLOSED: &str = "closed";
+pub(crate) const CLEAN_SHUTDOWN_FILE: &str = "closed";
 
 /// How a log is kept.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct OplogOptions {
     /// Bytes after which a new file is begun.
     pub file_bytes: u64,
     /// Whether a commit waits for the disk. Otherwise it waits for the operating system, which outlives the process.
@@ -33,7 +33,7 @@ pub struct Options {
     pub boot_id: String,
 }
 
-impl Default for Options {
+impl Default for OplogOptions {
     fn default() -> Self {
         Self { file_bytes: 64 << 20, flush_always: false, boot_id: boot_id() }
     }
@@ -46,7 +46,7 @@ fn boot_id() -> String {
 
 /// What was there when a log was opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Opened {
+pub struct LogRecoveryReport {
     /// The oldest record.
     pub first: u64,
     /// The number that the next one will have.
@@ -58,37 +58,37 @@ pub struct Opened {
     /// Records that had been written and cannot be read any more.
     pub damage: Option<LogDamage>,
     /// Nothing is missing between this record and the end.
-    pub unbroken_from: u64,
+    pub contiguous_from: u64,
 }
 
 /// A log, open for writing. Records are numbered from 1.
-pub struct Log {
-    folder: Arc<Folder>,
-    options: Options,
-    pending: Mutex<Pending>,
-    active: Mutex<Active>,
+pub struct OperationLog {
+    folder: Arc<LogDirectory>,
+    options: OplogOptions,
+    pending: Mutex<PendingRecords>,
+    active: Mutex<ActiveLogFile>,
     /// The last record that is written.
     written: AtomicU64,
     oldest: AtomicU64,
     /// The last record that the file `synced` covers.
-    marked: Mutex<u64>,
+    synced_through: Mutex<u64>,
     /// Bytes that could not be written the last time that it was tried.
-    waiting: AtomicUsize,
+    unwritten_bytes: AtomicUsize,
     /// Whether the last attempt to write failed.
     failing: AtomicBool,
     /// The records after the last damage, as long as damaged files are there.
-    unbroken: Option<RecordRun>,
+    intact_tail: Option<RecordRun>,
 }
 
 /// Records that nobody has begun to write.
-struct Pending {
+struct PendingRecords {
     bytes: Vec<u8>,
     next: u64,
 }
 
 /// The newest file, and what is being written to it.
-struct Active {
-    file: Box<dyn Growing>,
+struct ActiveLogFile {
+    file: Box<dyn AppendFile>,
     path: PathBuf,
     length: u64,
     /// Written in part, maybe: the file must be cut before anything else.
@@ -104,7 +104,7 @@ pub struct LogFiles {
     /// Files that a crash left before they had a head.
     unfinished: Vec<PathBuf>,
     /// Of the newest.
-    head: Option<Head>,
+    head: Option<LogFileHeader>,
     scan: LogScan,
     closed_at: Option<u64>,
 }
@@ -114,34 +114,40 @@ impl LogFiles {
     ///
     /// # Errors
     /// Errors of the file system.
-    pub fn read(folder: &Folder, options: &Options) -> Result<Self, Error> {
+    pub fn read(folder: &LogDirectory, options: &OplogOptions) -> Result<Self, OplogError> {
         let (mut all, mut unfinished) =
-            (folder.numbered(PREFIX, SUFFIX).map_err(failed(folder.path()))?, Vec::new());
+            (folder.numbered(PREFIX, SUFFIX).map_err(io_error(folder.path()))?, Vec::new());
         while let Some((_, path)) = all.last()
             && is_unfinished(folder, path)?
         {
             unfinished.extend(all.pop().map(|(_, path)| path));
         }
-        let closed = folder.get(CLOSED).map_err(failed(folder.path().join(CLOSED)))?;
+        let closed =
+            folder.get(CLEAN_SHUTDOWN_FILE).map_err(io_error(folder.path().join(CLEAN_SHUTDOWN_FILE)))?;
         let closed_at = closed.and_then(|bytes| String::from_utf8(bytes).ok()?.trim().parse::<u64>().ok());
         let marked = SyncedMark::read(folder)?;
         let flushed_through = marked.number().max(closed_at.unwrap_or(0));
         let (mut scan, mut head) = (LogScan::default(), None);
         for (nth, (first, path)) in all.iter().enumerate() {
-            let bytes = folder.disk().read(path).map_err(failed(path))?;
+            let bytes = folder.disk().read(path).map_err(io_error(path))?;
             head = scan.file(path, *first, &bytes);
             if nth + 1 < all.len() {
                 scan.rest_of_older(path, &bytes);
                 continue;
             }
             let same_start = head.as_ref().is_some_and(|head| is_same_start(head, options));
-            scan.rest_of_newest(path, *first, &bytes, WriterState { same_start, flushed_through });
+            scan.rest_of_newest(path, *first, &bytes, LastWriterState { same_start, flushed_through });
         }
         if all.is_empty() {
             scan.ends_too_early(folder.path(), 0, 0, flushed_through);
         }
         if marked == SyncedMark::Damaged {
-            scan.note(&folder.path().join(crate::mark::NAME), 0, 0, "it is not what was written");
+            scan.add_record(
+                &folder.path().join(crate::synced_mark::NAME),
+                0,
+                0,
+                "it is not what was written",
+            );
         }
         Ok(Self { all, unfinished, head, scan, closed_at })
     }
@@ -158,7 +164,7 @@ impl LogFiles {
 
     /// Whether the machine may have died with committed records that were not on its disk. Once the log has been opened, that is
     /// forgotten.
-    pub fn may_lack_records(&self, options: &Options) -> bool {
+    pub fn may_lack_records(&self, options: &OplogOptions) -> bool {
         if self.all.is_empty() || self.closed_at == Some(self.last()) {
             return false;
         }
@@ -167,13 +173,16 @@ impl LogFiles {
     }
 }
 
-impl Log {
+impl OperationLog {
     /// Opens a folder's log, or begins one. What a crash left of the last record is cut off. Where records are missing that had been
     /// written, nothing is truncated: the log continues in a new file, after all numbers that were used.
     ///
     /// # Errors
     /// Errors of the file system.
-    pub fn open(folder: Arc<Folder>, options: Options) -> Result<(Self, Opened), Error> {
+    pub fn open(
+        folder: Arc<LogDirectory>,
+        options: OplogOptions,
+    ) -> Result<(Self, LogRecoveryReport), OplogError> {
         let files = LogFiles::read(&folder, &options)?;
         Self::open_read(folder, options, &files)
     }
@@ -183,16 +192,16 @@ impl Log {
     /// # Errors
     /// As [`Self::open`].
     pub fn open_read(
-        folder: Arc<Folder>,
-        options: Options,
+        folder: Arc<LogDirectory>,
+        options: OplogOptions,
         files: &LogFiles,
-    ) -> Result<(Self, Opened), Error> {
+    ) -> Result<(Self, LogRecoveryReport), OplogError> {
         for path in &files.unfinished {
-            folder.disk().remove(path).map_err(failed(path))?;
+            folder.disk().remove(path).map_err(io_error(path))?;
         }
         let may_lack_records = files.may_lack_records(&options);
         let (last, damage) = (files.last(), files.scan.damage().cloned());
-        let closed = folder.path().join(CLOSED);
+        let closed = folder.path().join(CLEAN_SHUTDOWN_FILE);
         let is_closed = files.closed_at.is_some();
         let end = files.scan.end_run().cloned();
         let is_broken = damage.is_some() && end.is_none();
@@ -200,7 +209,7 @@ impl Log {
         let log = match (files.all.first(), files.all.last()) {
             (Some((first, _)), Some((_, newest))) if !is_broken => {
                 let mut log = Self::resume(&folder, options, (newest, files), *first)?;
-                log.unbroken = end.clone().filter(|_| damage.is_some());
+                log.intact_tail = end.clone().filter(|_| damage.is_some());
                 log
             }
             (oldest, _) => {
@@ -213,7 +222,7 @@ impl Log {
             }
         };
         if is_closed {
-            folder.disk().remove(&closed).map_err(failed(closed))?;
+            folder.disk().remove(&closed).map_err(io_error(closed))?;
         }
         let first = log.oldest();
         let next = log.next();
@@ -223,23 +232,34 @@ impl Log {
             (Some(_), None) => next,
         };
         let torn_bytes = files.scan.torn_bytes;
-        Ok((log, Opened { first, next, torn_bytes, may_lack_records, damage, unbroken_from }))
+        Ok((
+            log,
+            LogRecoveryReport {
+                first,
+                next,
+                torn_bytes,
+                may_lack_records,
+                damage,
+                contiguous_from: unbroken_from,
+            },
+        ))
     }
 
     /// Goes on with the newest file.
     fn resume(
-        folder: &Arc<Folder>,
-        options: Options,
+        folder: &Arc<LogDirectory>,
+        options: OplogOptions,
         (newest, files): (&Path, &LogFiles),
         oldest: u64,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, OplogError> {
         let (last, length) = (files.last(), files.scan.length as u64);
-        let size = folder.disk().length(newest).map_err(failed(newest))?;
-        let mut file = folder.disk().open(newest).map_err(failed(newest))?;
+        let size = folder.disk().length(newest).map_err(io_error(newest))?;
+        let mut file = folder.disk().open(newest).map_err(io_error(newest))?;
         if size > length {
-            file.cut(length).map_err(failed(newest))?;
+            file.truncate(length).map_err(io_error(newest))?;
         }
-        let active = Active { file, path: newest.to_owned(), length, torn: false, bytes: Vec::new(), last };
+        let active =
+            ActiveLogFile { file, path: newest.to_owned(), length, torn: false, bytes: Vec::new(), last };
         let is_damaged = files.scan.damage().is_some();
         let goes_on = files.head.as_ref().is_some_and(|head| {
             is_same_start(head, &options) && head.flushed == options.flush_always && !is_damaged
@@ -253,18 +273,18 @@ impl Log {
         Ok(log)
     }
 
-    fn new(folder: Arc<Folder>, options: Options, active: Active, oldest: u64) -> Self {
+    fn new(folder: Arc<LogDirectory>, options: OplogOptions, active: ActiveLogFile, oldest: u64) -> Self {
         Self {
             folder,
             options,
-            pending: Mutex::new(Pending { bytes: Vec::new(), next: active.last + 1 }),
+            pending: Mutex::new(PendingRecords { bytes: Vec::new(), next: active.last + 1 }),
             written: AtomicU64::new(active.last),
             active: Mutex::new(active),
             oldest: AtomicU64::new(oldest),
-            marked: Mutex::new(0),
-            waiting: AtomicUsize::new(0),
+            synced_through: Mutex::new(0),
+            unwritten_bytes: AtomicUsize::new(0),
             failing: AtomicBool::new(false),
-            unbroken: None,
+            intact_tail: None,
         }
     }
 
@@ -272,19 +292,24 @@ impl Log {
     ///
     /// # Errors
     /// Errors of the file system.
-    pub fn begin_at(folder: Arc<Folder>, options: Options, first: u64) -> Result<Self, Error> {
+    pub fn begin_at(
+        folder: Arc<LogDirectory>,
+        options: OplogOptions,
+        first: u64,
+    ) -> Result<Self, OplogError> {
         // What is about to go was not lost.
         SyncedMark::remove(&folder)?;
-        for (_, path) in folder.numbered(PREFIX, SUFFIX).map_err(failed(folder.path()))? {
-            folder.disk().remove(&path).map_err(failed(path))?;
+        for (_, path) in folder.numbered(PREFIX, SUFFIX).map_err(io_error(folder.path()))? {
+            folder.disk().remove(&path).map_err(io_error(path))?;
         }
         Self::begin(folder, options, first)
     }
 
-    fn begin(folder: Arc<Folder>, options: Options, first: u64) -> Result<Self, Error> {
+    fn begin(folder: Arc<LogDirectory>, options: OplogOptions, first: u64) -> Result<Self, OplogError> {
         let (file, path) = new_file(&folder, &options, first)?;
         let last = first - 1;
-        let active = Active { file, path, length: HEAD as u64, torn: false, bytes: Vec::new(), last };
+        let active =
+            ActiveLogFile { file, path, length: HEADER_SIZE as u64, torn: false, bytes: Vec::new(), last };
         Ok(Self::new(folder, options, active, first))
     }
 
@@ -301,7 +326,7 @@ impl Log {
     ///
     /// # Errors
     /// Errors of the file system. The records stay, and the next commit tries again.
-    pub fn commit(&self, number: u64) -> Result<(), Error> {
+    pub fn commit(&self, number: u64) -> Result<(), OplogError> {
         if self.written() >= number {
             return Ok(());
         }
@@ -326,8 +351,8 @@ impl Log {
     }
 
     /// Bytes that could not be written the last time that it was tried: more and more while the disk is full.
-    pub fn waiting_bytes(&self) -> usize {
-        self.waiting.load(Ordering::Relaxed)
+    pub fn unwritten_bytes(&self) -> usize {
+        self.unwritten_bytes.load(Ordering::Relaxed)
     }
 
     /// Whether the last attempt to write failed, and has not been repeated with success.
@@ -335,14 +360,14 @@ impl Log {
         self.failing.load(Ordering::Relaxed)
     }
 
-    fn write(&self, active: &mut Active) -> Result<(), Error> {
+    fn write(&self, active: &mut ActiveLogFile) -> Result<(), OplogError> {
         let written = self.try_to_write(active);
-        self.waiting.store(active.bytes.len(), Ordering::Relaxed);
+        self.unwritten_bytes.store(active.bytes.len(), Ordering::Relaxed);
         self.failing.store(written.is_err(), Ordering::Relaxed);
         written
     }
 
-    fn try_to_write(&self, active: &mut Active) -> Result<(), Error> {
+    fn try_to_write(&self, active: &mut ActiveLogFile) -> Result<(), OplogError> {
         {
             let mut pending = self.pending.lock();
             if active.bytes.is_empty() {
@@ -353,7 +378,7 @@ impl Log {
             active.last = pending.next - 1;
         }
         if active.torn {
-            active.file.cut(active.length).map_err(failed(&active.path))?;
+            active.file.truncate(active.length).map_err(io_error(&active.path))?;
             active.torn = false;
         }
         if active.length >= self.options.file_bytes {
@@ -364,8 +389,8 @@ impl Log {
             false => Ok(()),
         });
         if let Err(problem) = flushed {
-            active.torn = active.file.cut(active.length).is_err();
-            return Err(failed(&active.path)(problem));
+            active.torn = active.file.truncate(active.length).is_err();
+            return Err(io_error(&active.path)(problem));
         }
         active.length += active.bytes.len() as u64;
         active.bytes.clear();
@@ -375,10 +400,10 @@ impl Log {
         Ok(())
     }
 
-    fn next_file(&self, active: &mut Active, first: u64) -> Result<(), Error> {
-        active.file.flush().map_err(failed(&active.path))?;
+    fn next_file(&self, active: &mut ActiveLogFile, first: u64) -> Result<(), OplogError> {
+        active.file.flush().map_err(io_error(&active.path))?;
         let (file, path) = new_file(&self.folder, &self.options, first)?;
-        (active.file, active.path, active.length) = (file, path, HEAD as u64);
+        (active.file, active.path, active.length) = (file, path, HEADER_SIZE as u64);
         Ok(())
     }
 
@@ -386,20 +411,20 @@ impl Log {
     ///
     /// # Errors
     /// Errors of the file system.
-    pub fn flush(&self) -> Result<(), Error> {
+    pub fn flush(&self) -> Result<(), OplogError> {
         let (flush, path, last) = {
             let active = self.active.lock();
-            (active.file.flusher(), active.path.clone(), self.written())
+            (active.file.flush_operation(), active.path.clone(), self.written())
         };
         // Others can go on writing.
-        flush.and_then(|flush| flush()).map_err(failed(path))?;
-        self.mark(last);
+        flush.and_then(|flush| flush()).map_err(io_error(path))?;
+        self.write_synced_mark(last);
         Ok(())
     }
 
     /// Remembers that the log is flushed up to a record.
-    fn mark(&self, last: u64) {
-        let mut marked = self.marked.lock();
+    fn write_synced_mark(&self, last: u64) {
+        let mut marked = self.synced_through.lock();
         // Where there is no room for it the older mark stays, which is as true as before.
         if last > *marked && SyncedMark::write(&self.folder, last).is_ok() {
             *marked = last;
@@ -410,29 +435,31 @@ impl Log {
     ///
     /// # Errors
     /// Errors of the file system.
-    pub fn close(&self) -> Result<(), Error> {
+    pub fn close(&self) -> Result<(), OplogError> {
         let mut active = self.active.lock();
         self.write(&mut active)?;
-        active.file.flush().map_err(failed(&active.path))?;
-        self.mark(self.written());
-        self.folder.put(CLOSED, self.written().to_string().as_bytes()).map_err(failed(self.folder.path()))
+        active.file.flush().map_err(io_error(&active.path))?;
+        self.write_synced_mark(self.written());
+        self.folder
+            .put(CLEAN_SHUTDOWN_FILE, self.written().to_string().as_bytes())
+            .map_err(io_error(self.folder.path()))
     }
 
     /// Reads the records from `number` on that are written.
     ///
     /// # Errors
-    /// [`Error::Pruned`], or what the file system says.
-    pub fn reader(&self, number: u64) -> Result<Reader<'_>, Error> {
+    /// [`OplogError::Pruned`], or what the file system says.
+    pub fn reader(&self, number: u64) -> Result<LogReader<'_>, OplogError> {
         let first = self.oldest();
         if number < first {
-            return Err(Error::Pruned { first, wanted: number });
+            return Err(OplogError::Pruned { first, wanted: number });
         }
-        Ok(Reader::new(self, number))
+        Ok(LogReader::new(self, number))
     }
 
     /// The file with a record.
-    pub(crate) fn file_with(&self, number: u64) -> Result<Option<PathBuf>, Error> {
-        let files = self.folder.numbered(PREFIX, SUFFIX).map_err(failed(self.folder.path()))?;
+    pub(crate) fn file_with(&self, number: u64) -> Result<Option<PathBuf>, OplogError> {
+        let files = self.folder.numbered(PREFIX, SUFFIX).map_err(io_error(self.folder.path()))?;
         Ok(files.into_iter().rev().find(|(first, _)| *first <= number).map(|(_, path)| path))
     }
 
@@ -440,27 +467,27 @@ impl Log {
     ///
     /// # Errors
     /// Errors of the file system.
-    pub fn prune(&self, number: u64) -> Result<(), Error> {
-        let files = self.folder.numbered(PREFIX, SUFFIX).map_err(failed(self.folder.path()))?;
+    pub fn prune(&self, number: u64) -> Result<(), OplogError> {
+        let files = self.folder.numbered(PREFIX, SUFFIX).map_err(io_error(self.folder.path()))?;
         for pair in files.windows(2) {
             let [(_, path), (next, _)] = pair else { break };
             if *next > number {
                 break;
             }
             self.oldest.store(*next, Ordering::Release);
-            self.folder.disk().remove(path).map_err(failed(path))?;
+            self.folder.disk().remove(path).map_err(io_error(path))?;
         }
         Ok(())
     }
 
     /// Where the folder is in which it is kept.
-    pub fn folder(&self) -> &Folder {
+    pub fn folder(&self) -> &LogDirectory {
         &self.folder
     }
 
     /// Where a record is in a file that cannot be read from its beginning.
     pub(crate) fn offset_in(&self, path: &Path, number: u64) -> Option<usize> {
-        let run = self.unbroken.as_ref()?;
+        let run = self.intact_tail.as_ref()?;
         (run.path == path && number >= run.first).then_some(run.offset)
     }
 }
@@ -471,7 +498,7 @@ impl std::fmt::Debug for LogFiles {
     }
 }
 
-impl std::fmt::Debug for Log {
+impl std::fmt::Debug for OperationLog {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Log")
             .field("folder", &self.folder.path())
@@ -480,28 +507,32 @@ impl std::fmt::Debug for Log {
     }
 }
 
-fn new_file(folder: &Folder, options: &Options, first: u64) -> Result<(Box<dyn Growing>, PathBuf), Error> {
+fn new_file(
+    folder: &LogDirectory,
+    options: &OplogOptions,
+    first: u64,
+) -> Result<(Box<dyn AppendFile>, PathBuf), OplogError> {
     let path = folder.file(PREFIX, first, SUFFIX);
-    let head = Head { first, boot_id: options.boot_id.clone(), flushed: options.flush_always };
+    let head = LogFileHeader { first, boot_id: options.boot_id.clone(), flushed: options.flush_always };
     let made = folder.disk().open(&path).and_then(|mut file| {
         // A file of that number has nothing but a head: it was made when the disk was full.
-        file.cut(0)?;
+        file.truncate(0)?;
         file.append(&head.write())?;
         file.flush()?;
         folder.flush()?;
         Ok(file)
     });
-    Ok((made.map_err(failed(&path))?, path))
+    Ok((made.map_err(io_error(&path))?, path))
 }
 
 /// Whether a crash came between making a file and writing its head.
-fn is_unfinished(folder: &Folder, path: &Path) -> Result<bool, Error> {
-    if folder.disk().length(path).map_err(failed(path))? > HEAD as u64 {
+fn is_unfinished(folder: &LogDirectory, path: &Path) -> Result<bool, OplogError> {
+    if folder.disk().length(path).map_err(io_error(path))? > HEADER_SIZE as u64 {
         return Ok(false);
     }
-    Ok(Head::read(&folder.disk().read(path).map_err(failed(path))?).is_none())
+    Ok(LogFileHeader::read(&folder.disk().read(path).map_err(io_error(path))?).is_none())
 }
 
-fn is_same_start(head: &Head, options: &Options) -> bool {
+fn is_same_start(head: &LogFileHeader, options: &OplogOptions) -> bool {
     !options.boot_id.is_empty() && head.boot_id == options.boot_id
 }

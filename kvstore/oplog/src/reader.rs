@@ -2,43 +2,43 @@
 
 use std::path::PathBuf;
 
-use crate::file::HEAD;
-use crate::frame::{self, Found};
-use crate::log::Log;
-use crate::{Error, failed};
+use crate::file::HEADER_SIZE;
+use crate::frame::{self, FrameReadResult};
+use crate::log::OperationLog;
+use crate::{OplogError, io_error};
 
 /// Reads a log's records in order, and may be asked again when more have been written.
 #[derive(Debug)]
-pub struct Reader<'a> {
-    log: &'a Log,
+pub struct LogReader<'a> {
+    log: &'a OperationLog,
     next: u64,
     path: PathBuf,
     bytes: Vec<u8>,
     at: usize,
 }
 
-impl<'a> Reader<'a> {
-    pub(crate) fn new(log: &'a Log, next: u64) -> Self {
+impl<'a> LogReader<'a> {
+    pub(crate) fn new(log: &'a OperationLog, next: u64) -> Self {
         Self { log, next, path: PathBuf::new(), bytes: Vec::new(), at: 0 }
     }
 
     /// The next record with its number, or nothing until more is written.
     ///
     /// # Errors
-    /// [`Error::Damaged`], [`Error::Pruned`] if it was slower than the log is pruned, or what the file system says.
+    /// [`OplogError::Damaged`], [`OplogError::Pruned`] if it was slower than the log is pruned, or what the file system says.
     #[expect(
         clippy::should_implement_trait,
         reason = "the record is lent, and there may be more after the last"
     )]
-    pub fn next(&mut self) -> Result<Option<(u64, &[u8])>, Error> {
+    pub fn next(&mut self) -> Result<Option<(u64, &[u8])>, OplogError> {
         if self.next > self.log.written() {
             return Ok(None);
         }
         let mut loaded = false;
         loop {
             let found = match frame::read(self.bytes.get(self.at..).unwrap_or_default()) {
-                Found::Record(number, record) => Some((number, record.len())),
-                Found::End | Found::Torn => None,
+                FrameReadResult::Record(number, record) => Some((number, record.len())),
+                FrameReadResult::End | FrameReadResult::Torn => None,
             };
             let Some((number, length)) = found else {
                 // The file's end, or what was half written when it was read.
@@ -51,7 +51,7 @@ impl<'a> Reader<'a> {
             if number > self.next {
                 return Err(self.damaged("a record is missing"));
             }
-            let begin = self.at + frame::HEADER;
+            let begin = self.at + frame::HEADER_SIZE;
             self.at = begin + length;
             if number == self.next {
                 self.next += 1;
@@ -60,27 +60,27 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn load(&mut self) -> Result<(), Error> {
+    fn load(&mut self) -> Result<(), OplogError> {
         let Some(path) = self.log.file_with(self.next)? else {
-            return Err(Error::Pruned { first: self.log.oldest(), wanted: self.next });
+            return Err(OplogError::Pruned { first: self.log.oldest(), wanted: self.next });
         };
         let again = path == self.path;
         self.bytes = match self.log.folder().disk().read(&path) {
             Ok(bytes) => bytes,
             Err(problem) if problem.kind() == std::io::ErrorKind::NotFound => {
-                return Err(Error::Pruned { first: self.log.oldest(), wanted: self.next });
+                return Err(OplogError::Pruned { first: self.log.oldest(), wanted: self.next });
             }
-            Err(problem) => return Err(failed(path)(problem)),
+            Err(problem) => return Err(io_error(path)(problem)),
         };
         self.path = path;
         // The same file has grown since it was read: go on where it ended.
         if !again {
-            self.at = self.log.offset_in(&self.path, self.next).unwrap_or(HEAD);
+            self.at = self.log.offset_in(&self.path, self.next).unwrap_or(HEADER_SIZE);
         }
         Ok(())
     }
 
-    fn damaged(&self, what: &'static str) -> Error {
-        Error::Damaged { path: self.path.clone(), at: self.at as u64, what }
+    fn damaged(&self, what: &'static str) -> OplogError {
+        OplogError::Damaged { path: self.path.clone(), offset: self.at as u64, reason: what }
     }
 }

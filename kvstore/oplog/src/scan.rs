@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 
 use crate::MAX_RECORD;
 use crate::damage::LogDamage;
-use crate::file::{HEAD, Head};
-use crate::frame::{self, Found};
+use crate::file::{HEADER_SIZE, LogFileHeader};
+use crate::frame::{self, FrameReadResult};
 
 /// Records that may be missing between two readable ones of a file.
 const MAX_GAP: u64 = 1 << 32;
 /// Bytes that are checksummed per byte of a file in search of the next readable record.
-const SEARCH_EFFORT: usize = 16;
+const MAX_CHECKSUM_FACTOR: usize = 16;
 
 /// Records that follow each other without a gap.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub(crate) struct RecordRun {
 
 /// The last writer of the newest file.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct WriterState {
+pub(crate) struct LastWriterState {
     /// Whether the machine runs since the file was written.
     pub(crate) same_start: bool,
     /// The last record that was flushed.
@@ -44,7 +44,7 @@ pub(crate) struct LogScan {
     /// The record after those of the files so far.
     expected: Option<u64>,
     /// Whether something is wrong behind the last run.
-    broken_end: bool,
+    damaged_tail: bool,
     /// Where the readable part of the newest file ends.
     pub(crate) length: usize,
     pub(crate) torn_bytes: u64,
@@ -58,7 +58,7 @@ impl LogScan {
 
     /// The records to the end that nothing is missing between, if there are any.
     pub(crate) fn end_run(&self) -> Option<&RecordRun> {
-        self.runs.last().filter(|_| !self.broken_end)
+        self.runs.last().filter(|_| !self.damaged_tail)
     }
 
     /// What is wrong, if anything is.
@@ -68,16 +68,16 @@ impl LogScan {
 
     /// Something is wrong behind the last run.
     fn damaged(&mut self, path: &Path, at: usize, bytes: usize, what: &'static str) {
-        self.note(path, at, bytes, what);
-        self.broken_end = true;
+        self.add_record(path, at, bytes, what);
+        self.damaged_tail = true;
     }
 
     /// Something is wrong that no record is missing for.
-    pub(crate) fn note(&mut self, path: &Path, at: usize, bytes: usize, what: &'static str) {
+    pub(crate) fn add_record(&mut self, path: &Path, at: usize, bytes: usize, what: &'static str) {
         let damage = self.damage.get_or_insert_with(|| LogDamage {
             path: path.to_owned(),
-            at: at as u64,
-            what,
+            offset: at as u64,
+            reason: what,
             unreadable_bytes: 0,
             missing_records: 0,
             readable_to: self.runs.last().map_or(0, |run| run.last),
@@ -92,10 +92,15 @@ impl LogScan {
     }
 
     /// Looks at the next file, whose first record has this number.
-    pub(crate) fn file(&mut self, path: &Path, first: u64, bytes: &[u8]) -> Option<Head> {
-        let head = Head::read(bytes).filter(|head| head.first == first);
+    pub(crate) fn file(&mut self, path: &Path, first: u64, bytes: &[u8]) -> Option<LogFileHeader> {
+        let head = LogFileHeader::read(bytes).filter(|head| head.first == first);
         if head.is_none() {
-            self.note(path, 0, bytes.len().min(HEAD), "the head of the file is not what was written");
+            self.add_record(
+                path,
+                0,
+                bytes.len().min(HEADER_SIZE),
+                "the head of the file is not what was written",
+            );
         }
         if let Some(expected) = self.expected
             && expected != first
@@ -103,19 +108,19 @@ impl LogScan {
             self.damaged(path, 0, 0, "records between two files are missing");
             self.missing(first.saturating_sub(expected));
         }
-        let mut at = HEAD.min(bytes.len());
+        let mut at = HEADER_SIZE.min(bytes.len());
         // A file's first record continues the run of the file before.
-        let mut joins = !self.runs.is_empty() && !self.broken_end;
+        let mut joins = !self.runs.is_empty() && !self.damaged_tail;
         let mut last = first.saturating_sub(1);
         loop {
             match frame::read(&bytes[at..]) {
-                Found::Record(number, record) if number == last.saturating_add(1) => {
+                FrameReadResult::Record(number, record) if number == last.saturating_add(1) => {
                     self.take(path, at, number, joins);
                     joins = true;
                     last = number;
-                    at += frame::HEADER + record.len();
+                    at += frame::HEADER_SIZE + record.len();
                 }
-                Found::End => break,
+                FrameReadResult::End => break,
                 _ => {
                     self.length = at;
                     let Some(next) = next_record(bytes, at, last) else { break };
@@ -135,7 +140,7 @@ impl LogScan {
             Some(run) => run.last = number,
             None => {
                 self.runs.push(RecordRun { first: number, last: number, path: path.to_owned(), offset });
-                self.broken_end = false;
+                self.damaged_tail = false;
             }
         }
     }
@@ -154,7 +159,7 @@ impl LogScan {
         path: &Path,
         first: u64,
         bytes: &[u8],
-        circumstances: WriterState,
+        circumstances: LastWriterState,
     ) {
         let last = self.last(first).max(first.saturating_sub(1));
         let tail = bytes.get(self.length..).unwrap_or_default();
@@ -179,7 +184,7 @@ impl LogScan {
         let counted = std::mem::take(&mut self.torn_bytes);
         let bytes = if counted > 0 { tail } else { 0 };
         self.damaged(path, self.length, bytes, "the log ends before what had been flushed to the disk");
-        self.broken_end = true;
+        self.damaged_tail = true;
         if let Some(damage) = &mut self.damage {
             damage.missing_records = damage.missing_records.max(flushed_through - last);
         }
@@ -192,31 +197,31 @@ fn is_not_torn(tail: &[u8], number: u64) -> Option<&'static str> {
     if header.length > MAX_RECORD || header.number != number {
         return Some("what follows the last record is not the beginning of another");
     }
-    let rest = tail.len() - frame::HEADER;
+    let rest = tail.len() - frame::HEADER_SIZE;
     let is_whole = header.length <= rest || frame::fits(tail, rest);
     is_whole.then_some("the last record is not what was written")
 }
 
-struct Next {
+struct NextRecord {
     offset: usize,
     number: u64,
 }
 
 /// The next record after damage, if any can be read.
-fn next_record(bytes: &[u8], damaged: usize, last: u64) -> Option<Next> {
-    let mut effort = bytes.len().saturating_mul(SEARCH_EFFORT);
-    for offset in damaged..bytes.len().saturating_sub(frame::HEADER - 1) {
+fn next_record(bytes: &[u8], damaged: usize, last: u64) -> Option<NextRecord> {
+    let mut effort = bytes.len().saturating_mul(MAX_CHECKSUM_FACTOR);
+    for offset in damaged..bytes.len().saturating_sub(frame::HEADER_SIZE - 1) {
         let Some(rest) = bytes.get(offset..) else { break };
         let Some(header) = frame::header(rest) else { break };
         let is_plausible = header.number > last
             && header.number - last <= MAX_GAP
-            && header.length <= MAX_RECORD.min(rest.len() - frame::HEADER);
+            && header.length <= MAX_RECORD.min(rest.len() - frame::HEADER_SIZE);
         if !is_plausible {
             continue;
         }
         effort = effort.checked_sub(header.length)?;
-        if let Found::Record(number, _) = frame::read(rest) {
-            return Some(Next { offset, number });
+        if let FrameReadResult::Record(number, _) = frame::read(rest) {
+            return Some(NextRecord { offset, number });
         }
     }
     None

@@ -11,19 +11,22 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::SeqCst};
 
-use moongate_oplog::{Disk, Error, Flush, Folder, Growing, Log, Opened, Options, snapshot};
+use moongate_oplog::{
+    AppendFile, FlushOperation, LogDirectory, LogRecoveryReport, LogStorage, OperationLog, OplogError,
+    OplogOptions, snapshot,
+};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-fn options() -> Options {
-    Options { file_bytes: 300, boot_id: "this start".to_owned(), ..Options::default() }
+fn options() -> OplogOptions {
+    OplogOptions { file_bytes: 300, boot_id: "this start".to_owned(), ..OplogOptions::default() }
 }
 
-fn open(at: &Path) -> Result<(Log, Opened), Error> {
-    Log::open(Arc::new(Folder::take(at)?), options())
+fn open(at: &Path) -> Result<(OperationLog, LogRecoveryReport), OplogError> {
+    OperationLog::open(Arc::new(LogDirectory::lock(at)?), options())
 }
 
-fn read(log: &Log) -> Result<Vec<(u64, Vec<u8>)>, Error> {
+fn read(log: &OperationLog) -> Result<Vec<(u64, Vec<u8>)>, OplogError> {
     let (mut reader, mut all) = (log.reader(log.oldest())?, Vec::new());
     while let Some((number, record)) = reader.next()? {
         all.push((number, record.to_vec()));
@@ -31,7 +34,7 @@ fn read(log: &Log) -> Result<Vec<(u64, Vec<u8>)>, Error> {
     Ok(all)
 }
 
-fn write(log: &Log, records: impl IntoIterator<Item = Vec<u8>>) -> Result<(), Error> {
+fn write(log: &OperationLog, records: impl IntoIterator<Item = Vec<u8>>) -> Result<(), OplogError> {
     let numbers: Vec<u64> = records.into_iter().map(|record| log.append(&record)).collect();
     log.commit(numbers.last().copied().unwrap_or(0))
 }
@@ -51,8 +54,14 @@ fn newest_file(at: &Path) -> PathBuf {
 fn what_was_committed_is_read_again() {
     let folder = TempDir::new().unwrap();
     let (log, opened) = open(folder.path()).unwrap();
-    let nothing =
-        Opened { first: 1, next: 1, torn_bytes: 0, may_lack_records: false, damage: None, unbroken_from: 1 };
+    let nothing = LogRecoveryReport {
+        first: 1,
+        next: 1,
+        torn_bytes: 0,
+        may_lack_records: false,
+        damage: None,
+        contiguous_from: 1,
+    };
     assert_eq!(opened, nothing);
     write(&log, (0..50).map(record)).unwrap();
     log.append(b"never committed");
@@ -69,7 +78,7 @@ fn what_was_committed_is_read_again() {
 fn a_folder_belongs_to_one() {
     let folder = TempDir::new().unwrap();
     let (log, _) = open(folder.path()).unwrap();
-    assert!(matches!(open(folder.path()), Err(Error::InUse(_))));
+    assert!(matches!(open(folder.path()), Err(OplogError::InUse(_))));
     drop(log);
     assert!(open(folder.path()).is_ok());
 }
@@ -78,8 +87,8 @@ fn a_folder_belongs_to_one() {
 fn only_the_death_of_the_machine_is_doubted() {
     let folder = TempDir::new().unwrap();
     let open = |boot: &str, flush_always| {
-        let options = Options { boot_id: boot.to_owned(), flush_always, ..options() };
-        Log::open(Arc::new(Folder::take(folder.path()).unwrap()), options).unwrap()
+        let options = OplogOptions { boot_id: boot.to_owned(), flush_always, ..options() };
+        OperationLog::open(Arc::new(LogDirectory::lock(folder.path()).unwrap()), options).unwrap()
     };
     let doubts = |boot: &str, flush_always| {
         let (log, opened) = open(boot, flush_always);
@@ -114,7 +123,7 @@ fn a_damaged_file_in_the_middle_is_told() {
     let mut bytes = fs::read(&file).unwrap();
     bytes[70] ^= 1;
     fs::write(&file, bytes).unwrap();
-    assert!(matches!(read(&log), Err(Error::Damaged { at: 64, .. })));
+    assert!(matches!(read(&log), Err(OplogError::Damaged { offset: 64, .. })));
 }
 
 #[test]
@@ -127,7 +136,7 @@ fn old_files_are_pruned() {
     log.prune(20).unwrap();
     assert!(log.oldest() > 1 && log.oldest() <= 20);
     assert_eq!(read(&log).unwrap().last().unwrap().0, 40);
-    assert!(matches!(log.reader(1), Err(Error::Pruned { wanted: 1, .. })));
+    assert!(matches!(log.reader(1), Err(OplogError::Pruned { wanted: 1, .. })));
     let oldest = log.oldest();
     drop(log);
     let (log, opened) = open(folder.path()).unwrap();
@@ -184,9 +193,9 @@ fn many_may_write_and_read() {
 /// A disk with room for some bytes.
 #[derive(Clone, Default)]
 struct SmallDisk {
-    room: Arc<AtomicI64>,
+    free_bytes: Arc<AtomicI64>,
     /// Whether even cutting fails.
-    stuck: Arc<AtomicBool>,
+    fail_truncate: Arc<AtomicBool>,
 }
 
 struct SmallFile {
@@ -194,35 +203,35 @@ struct SmallFile {
     disk: SmallDisk,
 }
 
-impl Disk for SmallDisk {
-    fn open(&self, path: &Path) -> io::Result<Box<dyn Growing>> {
+impl LogStorage for SmallDisk {
+    fn open(&self, path: &Path) -> io::Result<Box<dyn AppendFile>> {
         let file = OpenOptions::new().append(true).create(true).open(path)?;
         Ok(Box::new(SmallFile { file, disk: self.clone() }))
     }
 }
 
-impl Growing for SmallFile {
+impl AppendFile for SmallFile {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let room = usize::try_from(self.disk.room.load(SeqCst)).unwrap().min(bytes.len());
+        let room = usize::try_from(self.disk.free_bytes.load(SeqCst)).unwrap().min(bytes.len());
         self.file.append(&bytes[..room])?;
-        self.disk.room.fetch_sub(room as i64, SeqCst);
+        self.disk.free_bytes.fetch_sub(room as i64, SeqCst);
         if room < bytes.len() { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
     }
 
-    fn cut(&mut self, length: u64) -> io::Result<()> {
-        if self.disk.stuck.load(SeqCst) {
+    fn truncate(&mut self, length: u64) -> io::Result<()> {
+        if self.disk.fail_truncate.load(SeqCst) {
             return Err(io::ErrorKind::Other.into());
         }
-        self.disk.room.fetch_add(self.file.metadata()?.len() as i64 - length as i64, SeqCst);
-        self.file.cut(length)
+        self.disk.free_bytes.fetch_add(self.file.metadata()?.len() as i64 - length as i64, SeqCst);
+        self.file.truncate(length)
     }
 
     fn flush(&mut self) -> io::Result<()> {
         self.file.flush()
     }
 
-    fn flusher(&self) -> io::Result<Flush> {
-        self.file.flusher()
+    fn flush_operation(&self) -> io::Result<FlushOperation> {
+        self.file.flush_operation()
     }
 }
 
@@ -235,13 +244,13 @@ proptest! {
     ) {
         let folder = TempDir::new().unwrap();
         let disk = SmallDisk::default();
-        disk.room.store(1000, SeqCst);
-        let taken = Arc::new(Folder::take_on(Arc::new(disk.clone()), folder.path()).unwrap());
-        let (log, _) = Log::open(taken, options()).unwrap();
+        disk.free_bytes.store(1000, SeqCst);
+        let taken = Arc::new(LogDirectory::lock_on(Arc::new(disk.clone()), folder.path()).unwrap());
+        let (log, _) = OperationLog::open(taken, options()).unwrap();
         let mut expected = Vec::new();
         let mut answered = 0;
         for (records, room, stuck) in steps {
-            disk.stuck.store(stuck, SeqCst);
+            disk.fail_truncate.store(stuck, SeqCst);
             for _ in 0..records {
                 let next = record(expected.len());
                 expected.push((log.append(&next), next));
@@ -251,7 +260,7 @@ proptest! {
             }
             prop_assert!(log.written() as usize >= answered);
             prop_assert_eq!(&read(&log).unwrap()[..], &expected[..log.written() as usize]);
-            disk.room.fetch_add(room, SeqCst);
+            disk.free_bytes.fetch_add(room, SeqCst);
         }
         // A crash now keeps what was answered for.
         let copy = TempDir::new().unwrap();
@@ -263,11 +272,11 @@ proptest! {
         let kept = read(&after).unwrap();
         prop_assert!(kept.len() >= answered);
         prop_assert_eq!(&kept[..], &expected[..kept.len()]);
-        disk.stuck.store(false, SeqCst);
-        disk.room.store(1 << 20, SeqCst);
+        disk.fail_truncate.store(false, SeqCst);
+        disk.free_bytes.store(1 << 20, SeqCst);
         log.commit(expected.len() as u64).unwrap();
         prop_assert_eq!(read(&log).unwrap(), expected);
-        prop_assert_eq!(log.waiting_bytes(), 0);
+        prop_assert_eq!(log.unwritten_bytes(), 0);
     }
 
     /// What a killed process leaves of its last write is a beginning of it.
@@ -299,14 +308,14 @@ proptest! {
     #[test]
     fn any_tail_may_be_torn_when_the_machine_died(garbage in prop::collection::vec(any::<u8>(), 0..200)) {
         let folder = TempDir::new().unwrap();
-        let flushed = |boot: &str| Options { boot_id: boot.to_owned(), flush_always: true, ..options() };
-        let (log, _) = Log::open(Arc::new(Folder::take(folder.path()).unwrap()), flushed("a")).unwrap();
+        let flushed = |boot: &str| OplogOptions { boot_id: boot.to_owned(), flush_always: true, ..options() };
+        let (log, _) = OperationLog::open(Arc::new(LogDirectory::lock(folder.path()).unwrap()), flushed("a")).unwrap();
         write(&log, [record(3)]).unwrap();
         drop(log);
         let newest = newest_file(folder.path());
         let bytes = [&fs::read(&newest).unwrap()[..], &garbage].concat();
         fs::write(&newest, bytes).unwrap();
-        let (log, opened) = Log::open(Arc::new(Folder::take(folder.path()).unwrap()), flushed("b")).unwrap();
+        let (log, opened) = OperationLog::open(Arc::new(LogDirectory::lock(folder.path()).unwrap()), flushed("b")).unwrap();
         prop_assert_eq!((&opened.damage, opened.torn_bytes as usize), (&None, garbage.len()));
         prop_assert_eq!(read(&log).unwrap(), [(1, record(3))]);
     }
@@ -326,9 +335,9 @@ proptest! {
         fs::write(&newest, bytes).unwrap();
         let (log, opened) = open(folder.path()).unwrap();
         let damage = opened.damage.expect("reported");
-        prop_assert!(damage.at as usize <= at, "{}", damage);
+        prop_assert!(damage.offset as usize <= at, "{}", damage);
         // What follows the damage can be read, and it is what was written.
-        let mut reader = log.reader(opened.unbroken_from).unwrap();
+        let mut reader = log.reader(opened.contiguous_from).unwrap();
         while let Some((number, kept)) = reader.next().unwrap() {
             prop_assert_eq!(kept, record((number as usize - 1) * 7));
         }
@@ -338,26 +347,26 @@ proptest! {
 #[test]
 fn the_newest_whole_snapshot_counts() {
     let folder = TempDir::new().unwrap();
-    let taken = Arc::new(Folder::take(folder.path()).unwrap());
+    let taken = Arc::new(LogDirectory::lock(folder.path()).unwrap());
     let entries = |path: &PathBuf| {
         let mut all = Vec::new();
         snapshot::read(&taken, path, |entry| all.push(entry.to_vec())).map(|()| all)
     };
     for number in [10, 20, 30] {
-        let mut writer = snapshot::Writer::begin(Arc::clone(&taken), number).unwrap();
+        let mut writer = snapshot::SnapshotWriter::begin(Arc::clone(&taken), number).unwrap();
         (0..3).for_each(|at| writer.write(&record(number as usize + at)).unwrap());
         let needed = writer.finish().unwrap();
         assert_eq!(needed, number.max(20) - 10 + 1);
     }
     // One that was not finished does not count.
-    snapshot::Writer::begin(Arc::clone(&taken), 40).unwrap().write(b"x").unwrap();
+    snapshot::SnapshotWriter::begin(Arc::clone(&taken), 40).unwrap().write(b"x").unwrap();
     let all = snapshot::list(&taken).unwrap();
     assert_eq!(all.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [30, 20]);
     assert_eq!(entries(&all[0].1).unwrap(), (30..33).map(record).collect::<Vec<_>>());
     let whole = fs::read(&all[0].1).unwrap();
     for length in 0..whole.len() {
         fs::write(&all[0].1, &whole[..length]).unwrap();
-        assert!(matches!(entries(&all[0].1), Err(Error::Damaged { .. })), "cut at {length}");
+        assert!(matches!(entries(&all[0].1), Err(OplogError::Damaged { .. })), "cut at {length}");
     }
     snapshot::remove_all(&taken).unwrap();
     assert!(snapshot::list(&taken).unwrap().is_empty());

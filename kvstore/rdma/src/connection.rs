@@ -7,7 +7,7 @@ use crate::gid::Gid;
 /// Queue pairs of a connection: Mooncake's default. Both sides must have as many.
 pub const QUEUE_PAIRS: usize = 2;
 /// Queue pairs in a message at most.
-const MOST_QUEUE_PAIRS: usize = 64;
+const MAX_QUEUE_PAIRS: usize = 64;
 /// Queue pairs are numbered with 24 bits.
 const HIGHEST_NUMBER: u32 = (1 << 24) - 1;
 
@@ -39,7 +39,7 @@ impl std::fmt::Display for NicPath {
 /// What one side tells the other.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Message {
+pub struct HandshakeMessage {
     /// The device of whoever writes.
     pub local_nic_path: String,
     /// Its local identifier. Releases that do not tell have it in their descriptor.
@@ -56,7 +56,7 @@ pub struct Message {
 
 /// Where queue pairs are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Remote {
+pub struct RemoteQueuePairs {
     /// Local identifier of the port.
     pub lid: u16,
     /// Global identifier of the port.
@@ -67,7 +67,7 @@ pub struct Remote {
 
 /// A message that connects nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MessageError {
+pub enum HandshakeMessageError {
     /// The peer does not want to.
     #[error("the peer refuses: {0}")]
     Refused(String),
@@ -76,7 +76,7 @@ pub enum MessageError {
     Malformed(String),
     /// Not the device that was meant.
     #[error("the message is about {found}, expected was {expected}")]
-    Stranger {
+    UnexpectedDevice {
         /// The device that was meant.
         expected: String,
         /// The device of the message.
@@ -89,16 +89,16 @@ pub enum MessageError {
     Count(usize),
 }
 
-impl Message {
+impl HandshakeMessage {
     /// Reads what a peer has sent.
     ///
     /// # Errors
-    /// [`MessageError::Malformed`].
-    pub fn read(json: &[u8]) -> Result<Self, MessageError> {
-        let message: Self =
-            serde_json::from_slice(json).map_err(|error| MessageError::Malformed(error.to_string()))?;
-        if message.qp_num.len() > MOST_QUEUE_PAIRS {
-            return Err(MessageError::Count(message.qp_num.len()));
+    /// [`HandshakeMessageError::Malformed`].
+    pub fn read(json: &[u8]) -> Result<Self, HandshakeMessageError> {
+        let message: Self = serde_json::from_slice(json)
+            .map_err(|error| HandshakeMessageError::Malformed(error.to_string()))?;
+        if message.qp_num.len() > MAX_QUEUE_PAIRS {
+            return Err(HandshakeMessageError::Count(message.qp_num.len()));
         }
         Ok(message)
     }
@@ -123,16 +123,19 @@ impl Message {
     /// Whether it is the answer to `question`.
     ///
     /// # Errors
-    /// [`MessageError::Refused`] or [`MessageError::Stranger`].
-    pub fn answers(&self, question: &Self) -> Result<(), MessageError> {
+    /// [`HandshakeMessageError::Refused`] or [`HandshakeMessageError::UnexpectedDevice`].
+    pub fn answers(&self, question: &Self) -> Result<(), HandshakeMessageError> {
         if !self.reply_msg.is_empty() {
-            return Err(MessageError::Refused(self.reply_msg.clone()));
+            return Err(HandshakeMessageError::Refused(self.reply_msg.clone()));
         }
         for (found, expected) in
             [(&self.local_nic_path, &question.peer_nic_path), (&self.peer_nic_path, &question.local_nic_path)]
         {
             if found != expected {
-                return Err(MessageError::Stranger { expected: expected.clone(), found: found.clone() });
+                return Err(HandshakeMessageError::UnexpectedDevice {
+                    expected: expected.clone(),
+                    found: found.clone(),
+                });
             }
         }
         Ok(())
@@ -142,22 +145,26 @@ impl Message {
     /// releases that do not tell in the message.
     ///
     /// # Errors
-    /// [`MessageError::Malformed`] or [`MessageError::Count`].
-    pub fn remote(&self, described: Option<&moongate_transfer::Device>) -> Result<Remote, MessageError> {
+    /// [`HandshakeMessageError::Malformed`] or [`HandshakeMessageError::Count`].
+    pub fn remote(
+        &self,
+        described: Option<&moongate_transfer::DeviceDescriptor>,
+    ) -> Result<RemoteQueuePairs, HandshakeMessageError> {
         if self.qp_num.len() != QUEUE_PAIRS {
-            return Err(MessageError::Count(self.qp_num.len()));
+            return Err(HandshakeMessageError::Count(self.qp_num.len()));
         }
         if let Some(wrong) = self.qp_num.iter().find(|number| **number > HIGHEST_NUMBER) {
-            return Err(MessageError::Malformed(format!("there is no queue pair {wrong}")));
+            return Err(HandshakeMessageError::Malformed(format!("there is no queue pair {wrong}")));
         }
         let (lid, gid) = match described {
             _ if !self.local_gid.is_empty() => (self.local_lid, self.local_gid.as_str()),
             Some(device) => (device.lid, device.gid.as_str()),
-            None => return Err(MessageError::Malformed("the device has no identifier".to_owned())),
+            None => return Err(HandshakeMessageError::Malformed("the device has no identifier".to_owned())),
         };
-        let gid =
-            gid.parse().map_err(|error: crate::gid::GidError| MessageError::Malformed(error.to_string()))?;
-        Ok(Remote { lid, gid, queue_pairs: self.qp_num.clone() })
+        let gid = gid
+            .parse()
+            .map_err(|error: crate::gid::GidError| HandshakeMessageError::Malformed(error.to_string()))?;
+        Ok(RemoteQueuePairs { lid, gid, queue_pairs: self.qp_num.clone() })
     }
 }
 
@@ -167,55 +174,59 @@ mod tests {
 
     const GID: &str = "00:00:00:00:00:00:00:00:00:00:ff:ff:0a:4d:00:01";
 
-    fn question() -> Message {
-        Message {
+    fn question() -> HandshakeMessage {
+        HandshakeMessage {
             local_nic_path: "a:1@rxe0".to_owned(),
             peer_nic_path: "b:2@rxe0".to_owned(),
             local_gid: GID.to_owned(),
             qp_num: vec![17, 18],
-            ..Message::default()
+            ..HandshakeMessage::default()
         }
     }
 
     #[test]
     fn messages_are_read_as_they_are_written() {
         let message = question();
-        assert_eq!(Message::read(&message.write()), Ok(message));
+        assert_eq!(HandshakeMessage::read(&message.write()), Ok(message));
         // Newer releases say more, older ones less.
         let new = br#"{"local_nic_path":"a@b","ready_ack":true,"qp_num":[1,2],"reply_msg":""}"#;
-        assert_eq!(Message::read(new).unwrap().qp_num, [1, 2]);
+        assert_eq!(HandshakeMessage::read(new).unwrap().qp_num, [1, 2]);
         for wrong in [&b"{"[..], b"1", br#"{"qp_num":[-1]}"#, br#"{"qp_num":[4294967296]}"#] {
-            assert!(matches!(Message::read(wrong), Err(MessageError::Malformed(_))));
+            assert!(matches!(HandshakeMessage::read(wrong), Err(HandshakeMessageError::Malformed(_))));
         }
         let many = format!(r#"{{"qp_num":{:?}}}"#, vec![1; 1000]);
-        assert_eq!(Message::read(many.as_bytes()), Err(MessageError::Count(1000)));
+        assert_eq!(HandshakeMessage::read(many.as_bytes()), Err(HandshakeMessageError::Count(1000)));
     }
 
     #[test]
-    fn the_place_of_queue_pairs_is_in_the_message_or_in_the_descriptor() {
+    fn queue_pair_address_is_in_message_or_descriptor() {
         let gid: Gid = GID.parse().unwrap();
-        let remote = Remote { lid: 0, gid, queue_pairs: vec![17, 18] };
+        let remote = RemoteQueuePairs { lid: 0, gid, queue_pairs: vec![17, 18] };
         assert_eq!(question().remote(None), Ok(remote.clone()));
-        let old = Message { local_gid: String::new(), ..question() };
-        let device = moongate_transfer::Device { name: "rxe0".to_owned(), lid: 7, gid: GID.to_owned() };
-        assert_eq!(old.remote(Some(&device)), Ok(Remote { lid: 7, ..remote }));
+        let old = HandshakeMessage { local_gid: String::new(), ..question() };
+        let device =
+            moongate_transfer::DeviceDescriptor { name: "rxe0".to_owned(), lid: 7, gid: GID.to_owned() };
+        assert_eq!(old.remote(Some(&device)), Ok(RemoteQueuePairs { lid: 7, ..remote }));
         assert!(old.remote(None).is_err());
-        assert_eq!(Message { qp_num: vec![1], ..question() }.remote(None), Err(MessageError::Count(1)));
-        assert!(Message { qp_num: vec![1, 1 << 24], ..question() }.remote(None).is_err());
+        assert_eq!(
+            HandshakeMessage { qp_num: vec![1], ..question() }.remote(None),
+            Err(HandshakeMessageError::Count(1))
+        );
+        assert!(HandshakeMessage { qp_num: vec![1, 1 << 24], ..question() }.remote(None).is_err());
     }
 
     #[test]
     fn answers_of_others_are_refused() {
         let question = question();
-        let answer = Message {
+        let answer = HandshakeMessage {
             local_nic_path: question.peer_nic_path.clone(),
             peer_nic_path: question.local_nic_path.clone(),
-            ..Message::default()
+            ..HandshakeMessage::default()
         };
         assert_eq!(answer.answers(&question), Ok(()));
-        let refusal = Message::refusal(&question, "no".to_owned());
-        assert_eq!(refusal.answers(&question), Err(MessageError::Refused("no".to_owned())));
-        assert!(matches!(question.answers(&question), Err(MessageError::Stranger { .. })));
+        let refusal = HandshakeMessage::refusal(&question, "no".to_owned());
+        assert_eq!(refusal.answers(&question), Err(HandshakeMessageError::Refused("no".to_owned())));
+        assert!(matches!(question.answers(&question), Err(HandshakeMessageError::UnexpectedDevice { .. })));
     }
 
     #[test]

@@ -9,11 +9,11 @@ use crate::gid::Gid;
 /// Where the kernel tells.
 pub const SYSFS: &str = "/sys";
 /// Entries of a port's table of identifiers that are looked at.
-const MOST_GIDS: u32 = 256;
+const MAX_GIDS: u32 = 256;
 
 /// How a port's packets go over the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Link {
+pub enum LinkLayer {
     /// Ethernet.
     Ethernet,
     /// InfiniBand.
@@ -33,13 +33,13 @@ pub struct GidEntry {
 
 /// A port that can be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Device {
+pub struct RdmaDevice {
     /// As the system calls the device, for example `mlx5_0`.
     pub name: String,
     /// The port's number.
     pub port: u8,
     /// What it is connected to.
-    pub link: Link,
+    pub link: LinkLayer,
     /// Local identifier; 0 on Ethernet.
     pub lid: u16,
     /// The identifier that peers are told.
@@ -50,7 +50,7 @@ pub struct Device {
 
 /// Why a device is not used.
 #[derive(Debug, thiserror::Error)]
-pub enum Unusable {
+pub enum RdmaDeviceError {
     /// No port is up.
     #[error("none of its ports is active")]
     Down,
@@ -76,7 +76,7 @@ pub enum Unusable {
 ///
 /// # Errors
 /// When the system does not tell. A machine that has none tells that it has none.
-pub fn devices(sysfs: &Path) -> io::Result<Vec<(String, Result<Device, Unusable>)>> {
+pub fn devices(sysfs: &Path) -> io::Result<Vec<(String, Result<RdmaDevice, RdmaDeviceError>)>> {
     let folder = sysfs.join("class/infiniband");
     let mut names = match fs::read_dir(&folder) {
         Ok(entries) => entries
@@ -95,9 +95,10 @@ pub fn devices(sysfs: &Path) -> io::Result<Vec<(String, Result<Device, Unusable>
         .collect())
 }
 
-fn device(folder: &Path, name: &str) -> Result<Device, Unusable> {
+fn device(folder: &Path, name: &str) -> Result<RdmaDevice, RdmaDeviceError> {
     let ports = folder.join("ports");
-    let listed = fs::read_dir(&ports).map_err(|problem| Unusable::Io { path: ports.clone(), problem })?;
+    let listed =
+        fs::read_dir(&ports).map_err(|problem| RdmaDeviceError::Io { path: ports.clone(), problem })?;
     let mut numbers: Vec<u8> =
         listed.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
     numbers.sort_unstable();
@@ -108,15 +109,15 @@ fn device(folder: &Path, name: &str) -> Result<Device, Unusable> {
             continue;
         }
         let ethernet = text(&place.join("link_layer")).is_ok_and(|layer| layer == "Ethernet");
-        let link = if ethernet { Link::Ethernet } else { Link::InfiniBand };
+        let link = if ethernet { LinkLayer::Ethernet } else { LinkLayer::InfiniBand };
         let lid = text(&place.join("lid")).unwrap_or_default();
         let lid = u16::from_str_radix(lid.trim_start_matches("0x"), 16).unwrap_or(0);
         let wanted = if ethernet { "RoCE v2 identifier" } else { "identifier" };
-        let gid = choose(&gids(&place), link).ok_or(Unusable::NoGid { port, wanted })?;
+        let gid = choose(&gids(&place), link).ok_or(RdmaDeviceError::NoGid { port, wanted })?;
         let numa = text(&folder.join("device/numa_node")).ok().and_then(|node| node.parse().ok());
-        return Ok(Device { name: name.to_owned(), port, link, lid, gid, numa });
+        return Ok(RdmaDevice { name: name.to_owned(), port, link, lid, gid, numa });
     }
-    Err(Unusable::Down)
+    Err(RdmaDeviceError::Down)
 }
 
 fn gids(port: &Path) -> Vec<GidEntry> {
@@ -127,27 +128,27 @@ fn gids(port: &Path) -> Vec<GidEntry> {
         let index = u8::try_from(index).ok()?;
         (!gid.is_empty()).then_some(GidEntry { index, gid, is_v2: kind == "RoCE v2" })
     };
-    (0..MOST_GIDS).filter_map(entry).collect()
+    (0..MAX_GIDS).filter_map(entry).collect()
 }
 
 /// The identifier that most peers reach: on Ethernet an IPv4 address over UDP before a global IPv6 address before one
 /// of the link; on InfiniBand the first.
-fn choose(entries: &[GidEntry], link: Link) -> Option<GidEntry> {
+fn choose(entries: &[GidEntry], link: LinkLayer) -> Option<GidEntry> {
     let rank = |entry: &GidEntry| match (entry.gid.is_ipv4(), entry.gid.is_link_local()) {
         (true, _) => 0,
         (false, false) => 1,
         (false, true) => 2,
     };
-    let mut usable = entries.iter().filter(|entry| link == Link::InfiniBand || entry.is_v2);
+    let mut usable = entries.iter().filter(|entry| link == LinkLayer::InfiniBand || entry.is_v2);
     match link {
-        Link::InfiniBand => usable.next().copied(),
-        Link::Ethernet => usable.min_by_key(|entry| rank(entry)).copied(),
+        LinkLayer::InfiniBand => usable.next().copied(),
+        LinkLayer::Ethernet => usable.min_by_key(|entry| rank(entry)).copied(),
     }
 }
 
-fn text(path: &Path) -> Result<String, Unusable> {
+fn text(path: &Path) -> Result<String, RdmaDeviceError> {
     let read = fs::read_to_string(path);
-    let text = read.map_err(|problem| Unusable::Io { path: path.to_owned(), problem })?;
+    let text = read.map_err(|problem| RdmaDeviceError::Io { path: path.to_owned(), problem })?;
     Ok(text.trim().to_owned())
 }
 
@@ -155,9 +156,9 @@ fn text(path: &Path) -> Result<String, Unusable> {
 mod tests {
     use super::*;
 
-    struct Tree(tempfile::TempDir);
+    struct SysfsTree(tempfile::TempDir);
 
-    impl Tree {
+    impl SysfsTree {
         fn new() -> Self {
             Self(tempfile::tempdir().unwrap())
         }
@@ -188,7 +189,7 @@ mod tests {
 
     #[test]
     fn identifiers_that_most_peers_reach_are_chosen() {
-        let tree = Tree::new();
+        let tree = SysfsTree::new();
         let (v1, v2) = ("IB/RoCE v1", "RoCE v2");
         tree.port(
             "a",
@@ -207,13 +208,13 @@ mod tests {
         let device = |at: usize| found[at].1.as_ref().unwrap();
         assert_eq!((device(0).gid.index, device(0).gid.is_v2, device(0).numa), (4, true, Some(1)));
         assert_eq!((device(1).gid.index, device(1).numa), (2, None));
-        assert_eq!((device(2).gid.index, device(2).link, device(2).lid), (0, Link::InfiniBand, 0x1f));
-        assert!(matches!(found[3].1, Err(Unusable::NoGid { port: 1, .. })));
-        assert!(matches!(found[4].1, Err(Unusable::Down)));
+        assert_eq!((device(2).gid.index, device(2).link, device(2).lid), (0, LinkLayer::InfiniBand, 0x1f));
+        assert!(matches!(found[3].1, Err(RdmaDeviceError::NoGid { port: 1, .. })));
+        assert!(matches!(found[4].1, Err(RdmaDeviceError::Down)));
     }
 
     #[test]
     fn a_machine_without_devices_has_none() {
-        assert!(devices(Tree::new().0.path()).unwrap().is_empty());
+        assert!(devices(SysfsTree::new().0.path()).unwrap().is_empty());
     }
 }

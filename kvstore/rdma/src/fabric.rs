@@ -4,51 +4,51 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use moongate_memory::Region;
-use moongate_transfer::{Buffer, SegmentDescriptor};
+use moongate_memory::MappedRegion;
+use moongate_transfer::{SegmentBuffer, SegmentDescriptor};
 
 use crate::PROTOCOL;
 use crate::device::{self, SYSFS};
-use crate::error::NoRdma;
+use crate::error::RdmaSetupError;
 use crate::nic::Nic;
 use crate::topology::{self, PriorityMatrix};
-use crate::verbs::Registered;
+use crate::verbs::RegisteredRegion;
 
 /// Devices at work.
 #[derive(Debug)]
-pub struct Fabric {
+pub struct RdmaFabric {
     nics: Vec<Arc<Nic>>,
     matrix: PriorityMatrix,
 }
 
 /// Memory of a process that is registered with all of its devices.
 #[derive(Debug)]
-pub struct Lent {
+pub struct RegisteredMemory {
     /// In the order of the devices.
-    pub registered: Vec<Arc<Registered>>,
+    pub registered: Vec<Arc<RegisteredRegion>>,
     /// The row of the priority matrix that is for this memory.
-    place: String,
+    location: String,
 }
 
-impl Lent {
+impl RegisteredMemory {
     /// Says in a descriptor's buffer where in memory it lies, and its keys.
-    pub fn describe(&self, buffer: &mut Buffer) {
-        buffer.name.clone_from(&self.place);
+    pub fn describe(&self, buffer: &mut SegmentBuffer) {
+        buffer.name.clone_from(&self.location);
         buffer.rkey = self.registered.iter().map(|each| each.remote_key()).collect();
         buffer.lkey = self.registered.iter().map(|each| each.local_key()).collect();
     }
 }
 
-impl Fabric {
+impl RdmaFabric {
     /// Opens the devices of these names; all that can be used if there are no names.
     ///
     /// # Errors
-    /// [`NoRdma`].
-    pub fn open(names: &[String]) -> Result<Self, NoRdma> {
+    /// [`RdmaSetupError`].
+    pub fn open(names: &[String]) -> Result<Self, RdmaSetupError> {
         let sysfs = Path::new(SYSFS);
-        let listed = device::devices(sysfs).map_err(NoRdma::Unlisted)?;
+        let listed = device::devices(sysfs).map_err(RdmaSetupError::ListDevices)?;
         if listed.is_empty() {
-            return Err(NoRdma::NoDevice);
+            return Err(RdmaSetupError::NoDevice);
         }
         let mut reasons: Vec<String> = names
             .iter()
@@ -69,7 +69,7 @@ impl Fabric {
             }
         }
         if nics.is_empty() {
-            return Err(NoRdma::Unusable(reasons.join("; ")));
+            return Err(RdmaSetupError::Unusable(reasons.join("; ")));
         }
         for reason in reasons {
             tracing::warn!("an RDMA device is not used: {reason}");
@@ -88,18 +88,18 @@ impl Fabric {
     /// Lets peers read and write memory through all devices.
     ///
     /// # Errors
-    /// [`NoRdma::Register`].
-    pub fn lend(&self, region: &Arc<Region>) -> Result<Lent, NoRdma> {
+    /// [`RdmaSetupError::Register`].
+    pub fn register(&self, region: &Arc<MappedRegion>) -> Result<RegisteredMemory, RdmaSetupError> {
         let registered = self.nics.iter().map(|nic| nic.register(Arc::clone(region)));
-        let registered = registered.collect::<io::Result<_>>().map_err(NoRdma::Register)?;
+        let registered = registered.collect::<io::Result<_>>().map_err(RdmaSetupError::Register)?;
         // Memory that is not bound to a node of the machine has the first row: all devices are in each.
         let place = self.matrix.keys().next().cloned().unwrap_or_default();
-        Ok(Lent { registered, place })
+        Ok(RegisteredMemory { registered, location: place })
     }
 
     /// Says in a descriptor that the node has RDMA, over which devices.
     pub fn describe(&self, descriptor: &mut SegmentDescriptor) {
-        let device = |nic: &Arc<Nic>| moongate_transfer::Device {
+        let device = |nic: &Arc<Nic>| moongate_transfer::DeviceDescriptor {
             name: nic.device().name.clone(),
             lid: nic.device().lid,
             gid: nic.device().gid.gid.to_string(),

@@ -3,16 +3,14 @@
 //! - [`device`]: which devices the machine has, and what peers call them.
 //! - [`topology`]: which of them is used for which memory.
 //! - [`connection`]: the words by which two sides connect.
-//! - [`Fabric`]: all devices of a process, and its description of itself.
-//! - [`Acceptor`]: answers peers that want to connect.
-//! - [`Connection`]: reads and writes a node's memory.
+//! - [`RdmaFabric`]: all devices of a process, and its description of itself.
+//! - [`RdmaAcceptor`]: answers peers that want to connect.
+//! - [`RdmaConnection`]: reads and writes a node's memory.
 //!
-//! With the feature `verbs`, which needs libibverbs; without it, [`Fabric::open`] says that it is missing:
+//! With the feature `verbs`, which needs libibverbs; without it, [`RdmaFabric::open`] says that it is missing:
 //! - `Nic`: a device at work.
-//! - `Link`: a connection of two devices.
+//! - `RdmaLink`: a connection of two devices.
 
-#[cfg(not(feature = "verbs"))]
-mod absent;
 #[cfg(feature = "verbs")]
 mod acceptor;
 pub mod connection;
@@ -29,27 +27,29 @@ mod link;
 mod nic;
 #[cfg(feature = "verbs")]
 mod staging;
+#[cfg(not(feature = "verbs"))]
+mod stub;
 pub mod topology;
 #[cfg(feature = "verbs")]
 mod verbs;
 
-#[cfg(not(feature = "verbs"))]
-pub use absent::{Acceptor, Connection, Fabric, Lent, Staging};
 #[cfg(feature = "verbs")]
-pub use acceptor::Acceptor;
+pub use acceptor::RdmaAcceptor;
 #[cfg(feature = "verbs")]
-pub use dial::Connection;
-pub use error::NoRdma;
+pub use dial::RdmaConnection;
+pub use error::RdmaSetupError;
 #[cfg(feature = "verbs")]
-pub use fabric::{Fabric, Lent};
+pub use fabric::{RdmaFabric, RegisteredMemory};
 #[cfg(feature = "verbs")]
-pub use link::{Link, LinkError, Local, Operation, SLICE, Target};
+pub use link::{LocalMemory, RdmaLink, RdmaLinkError, RdmaOperation, RemoteMemory, SLICE};
 #[cfg(feature = "verbs")]
 pub use nic::Nic;
 #[cfg(feature = "verbs")]
-pub use staging::{PIECE, Piece, Staging};
+pub use staging::{RdmaStaging, STAGING_CHUNK, StagingChunk};
+#[cfg(not(feature = "verbs"))]
+pub use stub::{RdmaAcceptor, RdmaConnection, RdmaFabric, RdmaStaging, RegisteredMemory};
 #[cfg(feature = "verbs")]
-pub use verbs::Registered;
+pub use verbs::RegisteredRegion;
 
 /// What descriptors, masters and configurations call this way of transferring.
 pub const PROTOCOL: &str = "rdma";

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, mpsc};
 
-use crate::connection::{QUEUE_PAIRS, Remote};
-use crate::nic::{Flight, Nic};
-use crate::verbs::{QueuePair, Registered, Work};
+use crate::connection::{QUEUE_PAIRS, RemoteQueuePairs};
+use crate::nic::{InFlightWorkRequest, Nic};
+use crate::verbs::{QueuePair, RegisteredRegion, WorkRequest};
 
 /// Bytes of a work request at most, as Mooncake has it.
 pub const SLICE: u64 = 64 << 10;
@@ -18,7 +18,7 @@ const WINDOW: usize = 256;
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
+pub enum RdmaOperation {
     /// From the peer's memory.
     Read,
     /// Into the peer's memory.
@@ -27,7 +27,7 @@ pub enum Operation {
 
 /// The peer's side of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct RemoteMemory {
     /// Address of the first byte.
     pub address: u64,
     /// The key of the memory it lies in.
@@ -36,9 +36,9 @@ pub struct Target {
 
 /// This side of a transfer.
 #[derive(Clone, Copy, Debug)]
-pub struct Local<'a> {
+pub struct LocalMemory<'a> {
     /// The memory.
-    pub memory: &'a Arc<Registered>,
+    pub memory: &'a Arc<RegisteredRegion>,
     /// Where in it.
     pub offset: u64,
     /// Bytes.
@@ -47,7 +47,7 @@ pub struct Local<'a> {
 
 /// A transfer has failed, and the link with it.
 #[derive(Clone, Debug, thiserror::Error)]
-pub enum LinkError {
+pub enum RdmaLinkError {
     /// A work request has failed.
     #[error("RDMA with {peer} has failed: {reason}")]
     Failed {
@@ -68,7 +68,7 @@ pub enum LinkError {
 
 /// A connection between two devices.
 #[derive(Debug)]
-pub struct Link {
+pub struct RdmaLink {
     id: u64,
     peer: String,
     nic: Arc<Nic>,
@@ -76,7 +76,7 @@ pub struct Link {
     broken: AtomicBool,
 }
 
-impl Link {
+impl RdmaLink {
     /// Makes queue pairs, which are not connected yet.
     ///
     /// # Errors
@@ -97,7 +97,7 @@ impl Link {
     ///
     /// # Errors
     /// As the system says.
-    pub fn connect(&self, remote: &Remote) -> io::Result<()> {
+    pub fn connect(&self, remote: &RemoteQueuePairs) -> io::Result<()> {
         for ((pair, _), number) in self.pairs.iter().zip(&remote.queue_pairs) {
             pair.connect(self.nic.device(), remote.lid, remote.gid, *number)?;
         }
@@ -115,15 +115,15 @@ impl Link {
     /// `limit` at least a slice must get on.
     ///
     /// # Errors
-    /// [`LinkError`].
+    /// [`RdmaLinkError`].
     pub async fn transfer(
         &self,
-        operation: Operation,
-        local: Local<'_>,
-        target: Target,
+        operation: RdmaOperation,
+        local: LocalMemory<'_>,
+        target: RemoteMemory,
         guard: Arc<dyn std::any::Any + Send + Sync>,
         limit: Duration,
-    ) -> Result<(), LinkError> {
+    ) -> Result<(), RdmaLinkError> {
         let ended = self.slices(operation, local, target, guard, limit).await;
         if ended.is_err() {
             self.fail();
@@ -133,13 +133,13 @@ impl Link {
 
     async fn slices(
         &self,
-        operation: Operation,
-        local: Local<'_>,
-        target: Target,
+        operation: RdmaOperation,
+        local: LocalMemory<'_>,
+        target: RemoteMemory,
         guard: Arc<dyn std::any::Any + Send + Sync>,
         limit: Duration,
-    ) -> Result<(), LinkError> {
-        let failed = |reason: String| LinkError::Failed { peer: self.peer.clone(), reason };
+    ) -> Result<(), RdmaLinkError> {
+        let failed = |reason: String| RdmaLinkError::Failed { peer: self.peer.clone(), reason };
         let (told, mut ends) = mpsc::unbounded_channel();
         let mut posted = 0u64;
         for (number, (offset, len)) in slices(local.len).enumerate() {
@@ -147,15 +147,21 @@ impl Link {
                 return Err(failed("the link was broken before".to_owned()));
             }
             let Some((pair, window)) = self.pairs.get(number % self.pairs.len().max(1)) else { break };
-            let room = self.within(limit, Arc::clone(window).acquire_owned()).await?;
+            let room = self.with_timeout(limit, Arc::clone(window).acquire_owned()).await?;
             let room = room.map_err(|closed| failed(closed.to_string()))?;
-            let space = self.within(limit, self.nic.space()).await?;
+            let space = self.with_timeout(limit, self.nic.space()).await?;
             let id = self.nic.number();
             let keep = Arc::new((Arc::clone(local.memory), Arc::clone(&guard)));
-            let flight = Flight { link: self.id, told: told.clone(), room, memory: keep, space };
+            let flight = InFlightWorkRequest {
+                link: self.id,
+                completion: told.clone(),
+                queue_slot: room,
+                memory: keep,
+                completion_slot: space,
+            };
             // Before the device has it, since the completion may come at once.
             self.nic.begin(id, flight);
-            let work = Work {
+            let work = WorkRequest {
                 id,
                 operation,
                 memory: local.memory,
@@ -165,7 +171,7 @@ impl Link {
                 remote_key: target.key,
             };
             if let Err(error) = pair.post(&work) {
-                self.nic.take_back(id);
+                self.nic.cancel(id);
                 return Err(failed(error.to_string()));
             }
             posted += 1;
@@ -176,16 +182,20 @@ impl Link {
         }
         drop(told);
         while posted > 0 {
-            let end = self.within(limit, ends.recv()).await?;
+            let end = self.with_timeout(limit, ends.recv()).await?;
             end.unwrap_or_else(|| Err("its device is gone".to_owned())).map_err(failed)?;
             posted -= 1;
         }
         Ok(())
     }
 
-    async fn within<T>(&self, limit: Duration, step: impl Future<Output = T>) -> Result<T, LinkError> {
+    async fn with_timeout<T>(
+        &self,
+        limit: Duration,
+        step: impl Future<Output = T>,
+    ) -> Result<T, RdmaLinkError> {
         let ended = tokio::time::timeout(limit, step).await;
-        ended.map_err(|_| LinkError::TimedOut { peer: self.peer.clone(), limit })
+        ended.map_err(|_| RdmaLinkError::TimedOut { peer: self.peer.clone(), limit })
     }
 
     fn fail(&self) {
@@ -198,11 +208,11 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for RdmaLink {
     fn drop(&mut self) {
         // In this order: nothing completes any more when they are gone.
         self.pairs.clear();
-        self.nic.forget(self.id);
+        self.nic.remove_link(self.id);
     }
 }
 

@@ -3,71 +3,72 @@
 
 use std::sync::Arc;
 
-use moongate_memory::{Pages, Region};
+use moongate_memory::{MappedRegion, PageMode};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::error::NoRdma;
-use crate::fabric::{Fabric, Lent};
+use crate::error::RdmaSetupError;
+use crate::fabric::{RdmaFabric, RegisteredMemory};
 
 /// Bytes of a piece.
-pub const PIECE: u64 = 4 << 20;
+pub const STAGING_CHUNK: u64 = 4 << 20;
 
 /// Pieces of registered memory.
 #[derive(Debug)]
-pub struct Staging {
-    lent: Lent,
-    region: Arc<Region>,
+pub struct RdmaStaging {
+    registration: RegisteredMemory,
+    region: Arc<MappedRegion>,
     free: Arc<Mutex<Vec<u64>>>,
     count: Arc<Semaphore>,
 }
 
 /// A piece that is in use. It is free again when it is dropped.
 #[derive(Debug)]
-pub struct Piece {
+pub struct StagingChunk {
     offset: u64,
     free: Arc<Mutex<Vec<u64>>>,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Staging {
+impl RdmaStaging {
     /// So many pieces, registered with all devices.
     ///
     /// # Errors
-    /// [`NoRdma`].
-    pub fn new(fabric: &Fabric, pieces: u32) -> Result<Self, NoRdma> {
-        let region = Arc::new(Region::anonymous(u64::from(pieces) * PIECE, Pages::Transparent)?);
-        let lent = fabric.lend(&region)?;
-        let free = (0..u64::from(pieces)).map(|number| number * PIECE).collect();
+    /// [`RdmaSetupError`].
+    pub fn new(fabric: &RdmaFabric, pieces: u32) -> Result<Self, RdmaSetupError> {
+        let region =
+            Arc::new(MappedRegion::anonymous(u64::from(pieces) * STAGING_CHUNK, PageMode::Transparent)?);
+        let lent = fabric.register(&region)?;
+        let free = (0..u64::from(pieces)).map(|number| number * STAGING_CHUNK).collect();
         let count = Arc::new(Semaphore::new(pieces as usize));
-        Ok(Self { lent, region, free: Arc::new(Mutex::new(free)), count })
+        Ok(Self { registration: lent, region, free: Arc::new(Mutex::new(free)), count })
     }
 
     /// A piece, as soon as one is free.
-    pub async fn piece(&self) -> Piece {
+    pub async fn acquire_chunk(&self) -> StagingChunk {
         loop {
             // Never closed, and there are as many permits as pieces.
             let Ok(permit) = Arc::clone(&self.count).acquire_owned().await else { continue };
             if let Some(offset) = self.free.lock().pop() {
-                return Piece { offset, free: Arc::clone(&self.free), _permit: permit };
+                return StagingChunk { offset, free: Arc::clone(&self.free), _permit: permit };
             }
         }
     }
 
     /// The memory of all pieces.
     #[must_use]
-    pub fn region(&self) -> &Region {
+    pub fn region(&self) -> &MappedRegion {
         &self.region
     }
 
     /// Its registrations, in the order of the devices.
     #[must_use]
-    pub fn lent(&self) -> &Lent {
-        &self.lent
+    pub fn registration(&self) -> &RegisteredMemory {
+        &self.registration
     }
 }
 
-impl Piece {
+impl StagingChunk {
     /// Where it lies in the memory.
     #[must_use]
     pub fn offset(&self) -> u64 {
@@ -75,7 +76,7 @@ impl Piece {
     }
 }
 
-impl Drop for Piece {
+impl Drop for StagingChunk {
     fn drop(&mut self) {
         // Before the permit, whose next owner looks for a piece.
         self.free.lock().push(self.offset);

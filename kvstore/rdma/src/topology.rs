@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::device::Device;
+use crate::device::RdmaDevice;
 
 /// For each place in memory the preferred devices, and the others that can be used.
 pub type PriorityMatrix = BTreeMap<String, [Vec<String>; 2]>;
 
 /// The place of memory that lies anywhere.
-pub const ANYWHERE: &str = "*";
+pub const ANY_LOCATION: &str = "*";
 
 /// The place of a memory node.
 #[must_use]
@@ -20,11 +20,12 @@ pub fn place(node: u32) -> String {
 
 /// The matrix of a machine, for each of its memory nodes. A device that belongs to no node is as good for all of them.
 #[must_use]
-pub fn priority_matrix(nodes: &[u32], devices: &[Device]) -> PriorityMatrix {
+pub fn priority_matrix(nodes: &[u32], devices: &[RdmaDevice]) -> PriorityMatrix {
     let row = |node: &u32| {
-        let is_near = |device: &&Device| device.numa.is_none_or(|own| own == *node);
-        let (near, far): (Vec<&Device>, Vec<&Device>) = devices.iter().partition(is_near);
-        let names = |devices: Vec<&Device>| devices.into_iter().map(|device| device.name.clone()).collect();
+        let is_near = |device: &&RdmaDevice| device.numa.is_none_or(|own| own == *node);
+        let (near, far): (Vec<&RdmaDevice>, Vec<&RdmaDevice>) = devices.iter().partition(is_near);
+        let names =
+            |devices: Vec<&RdmaDevice>| devices.into_iter().map(|device| device.name.clone()).collect();
         (place(*node), [names(near), names(far)])
     };
     nodes.iter().map(row).collect()
@@ -62,12 +63,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::device::{GidEntry, Link};
+    use crate::device::{GidEntry, LinkLayer};
     use crate::gid::Gid;
 
-    fn device(name: &str, numa: Option<u32>) -> Device {
+    fn device(name: &str, numa: Option<u32>) -> RdmaDevice {
         let gid = GidEntry { index: 0, gid: Gid::default(), is_v2: true };
-        Device { name: name.to_owned(), port: 1, link: Link::Ethernet, lid: 0, gid, numa }
+        RdmaDevice { name: name.to_owned(), port: 1, link: LinkLayer::Ethernet, lid: 0, gid, numa }
     }
 
     #[test]
@@ -87,7 +88,7 @@ mod tests {
         assert_eq!([1, 2, 3].map(|attempt| chosen(0, attempt)), ["c", "b", "a"]);
         // Far ones are better than none.
         assert_eq!(choose(&matrix, "cpu:2", 1, 0), Some("b"));
-        assert_eq!(choose(&matrix, ANYWHERE, 0, 0), Some("a"));
+        assert_eq!(choose(&matrix, ANY_LOCATION, 0, 0), Some("a"));
         assert_eq!(choose(&PriorityMatrix::new(), "cpu:0", 0, 0), None);
         assert_eq!(choose(&priority_matrix(&[0], &[]), "cpu:0", 0, 1), None);
     }
@@ -105,7 +106,7 @@ mod tests {
     proptest! {
         #[test]
         fn as_many_attempts_as_devices_try_them_all(numa in prop::collection::vec(0u32..3, 1..6), piece in 0usize..9) {
-            let devices: Vec<Device> = numa.iter().enumerate().map(|(at, node)| device(&at.to_string(), Some(*node))).collect();
+            let devices: Vec<RdmaDevice> = numa.iter().enumerate().map(|(at, node)| device(&at.to_string(), Some(*node))).collect();
             let matrix = priority_matrix(&[0], &devices);
             let mut tried: Vec<_> = (1..=devices.len()).map(|attempt| choose(&matrix, "cpu:0", piece, attempt).unwrap()).collect();
             tried.sort_unstable();

@@ -6,48 +6,56 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use moongate_memory::{Pages, Region};
-use moongate_rdma::{Acceptor, Connection, Fabric, Lent, PIECE, Staging};
+use moongate_memory::{MappedRegion, PageMode};
+use moongate_rdma::{RdmaAcceptor, RdmaConnection, RdmaFabric, RdmaStaging, RegisteredMemory, STAGING_CHUNK};
 use moongate_runtime::Supervisor;
-use moongate_transfer::handshake::{self, Answers, HandshakeLimits, Kind};
-use moongate_transfer::{Buffer, Limits, Peers, SegmentDescriptor, TransferError};
+use moongate_transfer::handshake::{self, HandshakeHandler, HandshakeKind, HandshakeLimits};
+use moongate_transfer::{AllowedPeers, SegmentBuffer, SegmentDescriptor, TransferError, TransferLimits};
 use tokio::net::TcpListener;
 
 const SIZE: u64 = 32 << 20;
 
-struct Node(Acceptor);
+struct TestRdmaHandler(RdmaAcceptor);
 
-impl Answers for Node {
-    fn answer(&self, _: Kind, question: &[u8]) -> Vec<u8> {
-        self.0.answer(question)
+impl HandshakeHandler for TestRdmaHandler {
+    fn respond(&self, _: HandshakeKind, question: &[u8]) -> Vec<u8> {
+        self.0.respond(question)
     }
 }
 
 /// A node as its peers see it, and its memory.
-struct World {
+struct TestRdmaNode {
     supervisor: Supervisor,
-    fabric: Arc<Fabric>,
-    staging: Arc<Staging>,
-    node: Arc<Node>,
-    region: Arc<Region>,
-    _lent: Lent,
+    fabric: Arc<RdmaFabric>,
+    staging: Arc<RdmaStaging>,
+    node: Arc<TestRdmaHandler>,
+    region: Arc<MappedRegion>,
+    _lent: RegisteredMemory,
     address: String,
     descriptor: SegmentDescriptor,
 }
 
-impl World {
+impl TestRdmaNode {
     async fn new() -> Self {
         let supervisor = Supervisor::new();
-        let fabric = Arc::new(Fabric::open(&[]).unwrap());
-        let region = Arc::new(Region::anonymous(SIZE, Pages::Normal).unwrap());
-        let lent = fabric.lend(&region).unwrap();
+        let fabric = Arc::new(RdmaFabric::open(&[]).unwrap());
+        let region = Arc::new(MappedRegion::anonymous(SIZE, PageMode::Normal).unwrap());
+        let lent = fabric.register(&region).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let node = Arc::new(Node(Acceptor::new(Arc::clone(&fabric), address.clone())));
-        let answers: Arc<dyn Answers> = Arc::<Node>::clone(&node);
+        let node = Arc::new(TestRdmaHandler(RdmaAcceptor::new(Arc::clone(&fabric), address.clone())));
+        let answers: Arc<dyn HandshakeHandler> = Arc::<TestRdmaHandler>::clone(&node);
         let limits = HandshakeLimits::default();
-        handshake::listen(listener, answers, Peers::all(), None, limits, supervisor.token(), &supervisor);
-        let mut buffer = Buffer { addr: region.base(), length: SIZE, ..Buffer::default() };
+        handshake::listen(
+            listener,
+            answers,
+            AllowedPeers::all(),
+            None,
+            limits,
+            supervisor.token(),
+            &supervisor,
+        );
+        let mut buffer = SegmentBuffer { addr: region.base(), length: SIZE, ..SegmentBuffer::default() };
         lent.describe(&mut buffer);
         let mut descriptor = SegmentDescriptor {
             name: address.clone(),
@@ -55,25 +63,32 @@ impl World {
             ..SegmentDescriptor::default()
         };
         fabric.describe(&mut descriptor);
-        let staging = Arc::new(Staging::new(&fabric, 4).unwrap());
+        let staging = Arc::new(RdmaStaging::new(&fabric, 4).unwrap());
         Self { supervisor, fabric, staging, node, region, _lent: lent, address, descriptor }
     }
 
-    async fn connect(&self, descriptor: &SegmentDescriptor) -> Result<Connection, TransferError> {
+    async fn connect(&self, descriptor: &SegmentDescriptor) -> Result<RdmaConnection, TransferError> {
         let descriptor = Arc::new(descriptor.clone());
-        let limits = Limits { stall: Duration::from_secs(60), ..Limits::default() };
-        Connection::open(&self.fabric, Arc::clone(&self.staging), "client", &self.address, descriptor, limits)
-            .await
+        let limits = TransferLimits { stall: Duration::from_secs(60), ..TransferLimits::default() };
+        RdmaConnection::open(
+            &self.fabric,
+            Arc::clone(&self.staging),
+            "client",
+            &self.address,
+            descriptor,
+            limits,
+        )
+        .await
     }
 }
 
 #[tokio::test]
 #[ignore = "needs an RDMA device"]
 async fn a_client_reads_what_it_wrote_into_a_nodes_memory() {
-    let world = World::new().await;
+    let world = TestRdmaNode::new().await;
     assert_eq!(world.descriptor.protocol, "rdma");
     let connection = world.connect(&world.descriptor).await.unwrap();
-    for (offset, len) in [(0, 1), (17, 70_000), (5, PIECE as usize * 5 + 3)] {
+    for (offset, len) in [(0, 1), (17, 70_000), (5, STAGING_CHUNK as usize * 5 + 3)] {
         let bytes: Vec<u8> = (0..len).map(|at| (at % 239) as u8).collect();
         connection.write(world.region.base() + offset, &bytes).await.unwrap();
         let mut there = vec![0; len];
@@ -92,7 +107,7 @@ async fn a_client_reads_what_it_wrote_into_a_nodes_memory() {
 #[tokio::test]
 #[ignore = "needs an RDMA device"]
 async fn wrong_ranges_keys_and_devices_are_refused() {
-    let world = World::new().await;
+    let world = TestRdmaNode::new().await;
     let connection = world.connect(&world.descriptor).await.unwrap();
     for start in [0, world.region.base() + SIZE, world.region.base() - 1, u64::MAX] {
         let refused = connection.write(start, b"moon").await;

@@ -7,64 +7,67 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use moongate_memory::{Pages, Region};
-use moongate_rdma::connection::{Message, Remote};
-use moongate_rdma::device::{self, Device};
-use moongate_rdma::{Link, LinkError, Local, Nic, Operation, Registered, Target};
+use moongate_memory::{MappedRegion, PageMode};
+use moongate_rdma::connection::{HandshakeMessage, RemoteQueuePairs};
+use moongate_rdma::device::{self, RdmaDevice};
+use moongate_rdma::{
+    LocalMemory, Nic, RdmaLink, RdmaLinkError, RdmaOperation, RegisteredRegion, RemoteMemory,
+};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const SIZE: u64 = 48 << 20;
 
-fn a_device() -> Device {
+fn a_device() -> RdmaDevice {
     let found = device::devices(Path::new(device::SYSFS)).unwrap();
     found.into_iter().find_map(|(_, device)| device.ok()).unwrap()
 }
 
-fn packets(device: &Device) -> u64 {
+fn packets(device: &RdmaDevice) -> u64 {
     let counter =
         format!("/sys/class/infiniband/{}/ports/{}/hw_counters/sent_pkts", device.name, device.port);
     fs::read_to_string(counter).unwrap().trim().parse().unwrap()
 }
 
-fn remote(link: &Link, nic: &Nic) -> Remote {
-    let message = Message {
+fn remote(link: &RdmaLink, nic: &Nic) -> RemoteQueuePairs {
+    let message = HandshakeMessage {
         local_lid: nic.device().lid,
         local_gid: nic.device().gid.gid.to_string(),
         qp_num: link.numbers(),
-        ..Message::default()
+        ..HandshakeMessage::default()
     };
-    Message::read(&message.write()).unwrap().remote(None).unwrap()
+    HandshakeMessage::read(&message.write()).unwrap().remote(None).unwrap()
 }
 
 /// Two ends on the same device, each with memory.
-struct Ends {
+struct LoopbackNics {
     nics: [Arc<Nic>; 2],
-    memory: [Arc<Registered>; 2],
+    memory: [Arc<RegisteredRegion>; 2],
 }
 
-impl Ends {
+impl LoopbackNics {
     fn new() -> Self {
         let nics = [(), ()].map(|()| Nic::open(a_device()).unwrap());
         let memory = [0, 1].map(|end: usize| {
-            nics[end].register(Arc::new(Region::anonymous(SIZE, Pages::Normal).unwrap())).unwrap()
+            nics[end].register(Arc::new(MappedRegion::anonymous(SIZE, PageMode::Normal).unwrap())).unwrap()
         });
         Self { nics, memory }
     }
 
-    fn links(&self) -> [Link; 2] {
-        let links = [0, 1].map(|end: usize| Link::new(&self.nics[end], format!("end {}", 1 - end)).unwrap());
+    fn links(&self) -> [RdmaLink; 2] {
+        let links =
+            [0, 1].map(|end: usize| RdmaLink::new(&self.nics[end], format!("end {}", 1 - end)).unwrap());
         for end in [0, 1] {
             links[end].connect(&remote(&links[1 - end], &self.nics[1 - end])).unwrap();
         }
         links
     }
 
-    fn target(&self, offset: u64) -> Target {
-        Target { address: self.memory[1].region().base() + offset, key: self.memory[1].remote_key() }
+    fn target(&self, offset: u64) -> RemoteMemory {
+        RemoteMemory { address: self.memory[1].region().base() + offset, key: self.memory[1].remote_key() }
     }
 
-    fn local(&self, len: u64) -> Local<'_> {
-        Local { memory: &self.memory[0], offset: 0, len }
+    fn local(&self, len: u64) -> LocalMemory<'_> {
+        LocalMemory { memory: &self.memory[0], offset: 0, len }
     }
 }
 
@@ -75,19 +78,23 @@ fn pattern(len: u64) -> Vec<u8> {
 #[tokio::test]
 #[ignore = "needs an RDMA device"]
 async fn bytes_written_to_a_peer_are_read_back() {
-    let ends = Ends::new();
+    let ends = LoopbackNics::new();
     let [link, _other] = ends.links();
     let before = packets(ends.nics[0].device());
     // The largest has more slices than may be under way.
     for len in [1, 65_535, 65_537, 40 << 20] {
         let bytes = pattern(len);
         ends.memory[0].region().write_at(0, &bytes).unwrap();
-        link.transfer(Operation::Write, ends.local(len), ends.target(3), Arc::new(()), LIMIT).await.unwrap();
+        link.transfer(RdmaOperation::Write, ends.local(len), ends.target(3), Arc::new(()), LIMIT)
+            .await
+            .unwrap();
         let mut there = vec![0; bytes.len()];
         ends.memory[1].region().read_at(3, &mut there).unwrap();
         assert!(there == bytes, "{len} bytes written");
         ends.memory[0].region().write_at(0, &vec![0; bytes.len()]).unwrap();
-        link.transfer(Operation::Read, ends.local(len), ends.target(3), Arc::new(()), LIMIT).await.unwrap();
+        link.transfer(RdmaOperation::Read, ends.local(len), ends.target(3), Arc::new(()), LIMIT)
+            .await
+            .unwrap();
         ends.memory[0].region().read_at(0, &mut there).unwrap();
         assert!(there == bytes, "{len} bytes read");
     }
@@ -97,34 +104,38 @@ async fn bytes_written_to_a_peer_are_read_back() {
 #[tokio::test]
 #[ignore = "needs an RDMA device"]
 async fn memory_that_is_not_lent_is_refused_and_a_new_link_works() {
-    let ends = Ends::new();
+    let ends = LoopbackNics::new();
     for wrong in [
-        Target { key: ends.target(0).key ^ 0x00ff_ff00, ..ends.target(0) },
+        RemoteMemory { key: ends.target(0).key ^ 0x00ff_ff00, ..ends.target(0) },
         ends.target(SIZE),
-        Target { address: 0, ..ends.target(0) },
+        RemoteMemory { address: 0, ..ends.target(0) },
     ] {
         let [link, _other] = ends.links();
-        let ended = link.transfer(Operation::Write, ends.local(100_000), wrong, Arc::new(()), LIMIT).await;
-        assert!(matches!(ended, Err(LinkError::Failed { .. })), "{ended:?}");
+        let ended =
+            link.transfer(RdmaOperation::Write, ends.local(100_000), wrong, Arc::new(()), LIMIT).await;
+        assert!(matches!(ended, Err(RdmaLinkError::Failed { .. })), "{ended:?}");
         assert!(link.is_broken());
-        let again = link.transfer(Operation::Read, ends.local(1), ends.target(0), Arc::new(()), LIMIT).await;
+        let again =
+            link.transfer(RdmaOperation::Read, ends.local(1), ends.target(0), Arc::new(()), LIMIT).await;
         assert!(again.is_err());
     }
     let [link, _other] = ends.links();
-    link.transfer(Operation::Write, ends.local(100_000), ends.target(0), Arc::new(()), LIMIT).await.unwrap();
+    link.transfer(RdmaOperation::Write, ends.local(100_000), ends.target(0), Arc::new(()), LIMIT)
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
 #[ignore = "needs an RDMA device"]
 async fn a_peer_that_is_gone_is_noticed_and_the_memory_given_back() {
-    let ends = Ends::new();
+    let ends = LoopbackNics::new();
     let [link, other] = ends.links();
     drop(other);
     let guard = Arc::new(());
     let limit = Duration::from_millis(50);
     let ended =
-        link.transfer(Operation::Write, ends.local(1 << 20), ends.target(0), guard.clone(), limit).await;
-    assert!(matches!(ended, Err(LinkError::TimedOut { .. } | LinkError::Failed { .. })), "{ended:?}");
+        link.transfer(RdmaOperation::Write, ends.local(1 << 20), ends.target(0), guard.clone(), limit).await;
+    assert!(matches!(ended, Err(RdmaLinkError::TimedOut { .. } | RdmaLinkError::Failed { .. })), "{ended:?}");
     drop(link);
     assert_eq!(Arc::strong_count(&guard), 1, "nothing is under way on a link that is gone");
 }

@@ -31,7 +31,7 @@ pub enum AdminError {
     },
     /// This release has no such endpoint, or it is another server.
     #[error("GET {url}: not found; this release of Mooncake lacks it, or it is not a master's admin server")]
-    Missing {
+    NotFound {
         /// What was asked, shortened.
         url: String,
     },
@@ -42,14 +42,14 @@ pub enum AdminError {
         url: String,
     },
     /// Any other status than 200.
-    #[error("GET {url}: status {status}: {said}")]
+    #[error("GET {url}: status {status}: {body}")]
     Status {
         /// What was asked, shortened.
         url: String,
         /// The status.
         status: u16,
         /// The start of the body.
-        said: String,
+        body: String,
     },
     /// The answer is not what this endpoint answers.
     #[error("GET {url}: {reason}; is it a Mooncake master's admin server?")]
@@ -64,7 +64,7 @@ pub enum AdminError {
 impl AdminError {
     /// Whether it may pass, so that it is worth asking again.
     #[must_use]
-    pub fn may_pass(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         matches!(self, Self::Failed { .. } | Self::TimedOut { .. } | Self::NotServing { .. })
     }
 }

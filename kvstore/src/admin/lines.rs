@@ -3,20 +3,20 @@
 use bytes::{Bytes, BytesMut};
 
 /// So many bytes of a line are held until its end comes. Engines' keys have fewer than 300.
-const MAX_HELD: usize = 16 << 10;
+const MAX_LINE: usize = 16 << 10;
 
 /// Cuts a stream of bytes where lines end.
 #[derive(Debug, Default)]
-pub(super) struct Lines {
+pub(super) struct LineSplitter {
     /// The start of a line whose end has not come.
-    begun: BytesMut,
+    partial: BytesMut,
     /// That line is too long, and its rest is dropped.
     too_long: bool,
     /// Lines that were dropped.
     pub(super) dropped: u64,
 }
 
-impl Lines {
+impl LineSplitter {
     /// Takes the next bytes of the stream; returns all lines that end in them, each with its end.
     pub(super) fn push(&mut self, part: &Bytes) -> Bytes {
         let Some(last) = part.iter().rposition(|byte| *byte == b'\n') else {
@@ -29,9 +29,9 @@ impl Lines {
             self.dropped += 1;
             let first = ended.iter().position(|byte| *byte == b'\n').unwrap_or(last);
             whole = part.slice(first + 1..ended.len());
-        } else if !self.begun.is_empty() {
-            self.begun.extend_from_slice(ended);
-            whole = self.begun.split().freeze();
+        } else if !self.partial.is_empty() {
+            self.partial.extend_from_slice(ended);
+            whole = self.partial.split().freeze();
         }
         self.begin(begun);
         whole
@@ -40,16 +40,16 @@ impl Lines {
     /// The stream has ended: its last line, if it lacks an end.
     pub(super) fn finish(&mut self) -> Bytes {
         self.dropped += u64::from(std::mem::take(&mut self.too_long));
-        self.begun.split().freeze()
+        self.partial.split().freeze()
     }
 
     fn begin(&mut self, part: &[u8]) {
-        if self.begun.len() + part.len() > MAX_HELD {
-            self.begun.clear();
+        if self.partial.len() + part.len() > MAX_LINE {
+            self.partial.clear();
             self.too_long = true;
         }
         if !self.too_long {
-            self.begun.extend_from_slice(part);
+            self.partial.extend_from_slice(part);
         }
     }
 }
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     fn cut(stream: &[u8], parts: &[usize]) -> (Vec<u8>, u64) {
-        let (mut lines, mut rest, mut out) = (Lines::default(), stream, Vec::new());
+        let (mut lines, mut rest, mut out) = (LineSplitter::default(), stream, Vec::new());
         for size in parts.iter().chain([&usize::MAX]) {
             let (part, more) = rest.split_at(rest.len().min(*size));
             out.extend_from_slice(&lines.push(&Bytes::copy_from_slice(part)));
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn lines_that_are_too_long_are_dropped() {
-        let long = vec![b'x'; 2 * MAX_HELD];
+        let long = vec![b'x'; 2 * MAX_LINE];
         let stream = [b"a\n", &long[..], b"\nb\n", &long[..], b"\n", &long[..]].concat();
         let parts = vec![1000; 200];
         let (out, dropped) = cut(&stream, &parts);

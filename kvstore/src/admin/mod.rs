@@ -9,8 +9,8 @@ mod keys;
 mod lines;
 mod query;
 
-pub use client::{Admin, Options};
+pub use client::{AdminClient, AdminClientOptions};
 pub use error::AdminError;
 pub(crate) use error::root_cause;
-pub use keys::{Keys, KeysPage};
-pub(crate) use query::Query;
+pub use keys::{KeyBatch, KeyStream};
+pub(crate) use query::BatchKeyQuery;

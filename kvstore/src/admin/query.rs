@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mooncake_wire::admin::{Data, KeyReplicas};
+use mooncake_wire::admin::{AdminSuccess, KeyReplicas};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 /// What is escaped in a key. Releases up to 0.3.11 do not take escapes back, so as little as possible: engines' keys
@@ -18,26 +18,31 @@ const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
 
 /// One request for several keys.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Query {
+pub(crate) struct BatchKeyQuery {
     pub(crate) url: String,
     /// Keys that were looked at.
-    pub(crate) taken: usize,
+    pub(crate) consumed: usize,
     /// Keys among them that are in the URL.
-    pub(crate) asked: usize,
+    pub(crate) requested: usize,
     /// Keys among them that cannot be asked for.
-    pub(crate) left_out: usize,
+    pub(crate) skipped: usize,
 }
 
 /// The request for as many of `keys`, from the first on, as a URL of `max_url` bytes holds.
-pub(super) fn next<K: AsRef<str>>(base: &str, keys: &[K], max_url: usize) -> Query {
-    let mut query = Query { url: format!("{base}/batch_query_keys?keys="), taken: 0, asked: 0, left_out: 0 };
+pub(super) fn next<K: AsRef<str>>(base: &str, keys: &[K], max_url: usize) -> BatchKeyQuery {
+    let mut query = BatchKeyQuery {
+        url: format!("{base}/batch_query_keys?keys="),
+        consumed: 0,
+        requested: 0,
+        skipped: 0,
+    };
     let start = query.url.len();
     for key in keys {
         let key = key.as_ref();
-        let comma = usize::from(query.asked > 0);
+        let comma = usize::from(query.requested > 0);
         let length: usize = utf8_percent_encode(key, ESCAPED).map(str::len).sum();
         if key.is_empty() || key.contains(',') || start + length > max_url {
-            query.left_out += 1;
+            query.skipped += 1;
         } else if query.url.len() + comma + length > max_url {
             break;
         } else {
@@ -45,9 +50,9 @@ pub(super) fn next<K: AsRef<str>>(base: &str, keys: &[K], max_url: usize) -> Que
                 query.url.push(',');
             }
             query.url.extend(utf8_percent_encode(key, ESCAPED));
-            query.asked += 1;
+            query.requested += 1;
         }
-        query.taken += 1;
+        query.consumed += 1;
     }
     query
 }
@@ -57,7 +62,7 @@ pub(super) fn read(
     body: &[u8],
     found: &mut impl FnMut(&str, &KeyReplicas<'_>),
 ) -> Result<(), serde_json::Error> {
-    let answer: Data<BTreeMap<String, KeyReplicas<'_>>> = serde_json::from_slice(body)?;
+    let answer: AdminSuccess<BTreeMap<String, KeyReplicas<'_>>> = serde_json::from_slice(body)?;
     for (key, replicas) in &answer.data {
         found(key, replicas);
     }
@@ -76,9 +81,9 @@ mod tests {
     fn keys_are_escaped_and_some_cannot_be_asked() {
         let query = next(BASE, &["model@a/b c", "x,y", "", "é_k"], 1000);
         assert_eq!(query.url, "http://m:9003/batch_query_keys?keys=model@a/b%20c,%C3%A9_k");
-        assert_eq!((query.taken, query.asked, query.left_out), (4, 2, 2));
+        assert_eq!((query.consumed, query.requested, query.skipped), (4, 2, 2));
         let nothing = next(BASE, &[",", "a key that is longer than the URL may be"], 45);
-        assert_eq!((nothing.taken, nothing.asked, nothing.left_out), (2, 0, 2));
+        assert_eq!((nothing.consumed, nothing.requested, nothing.skipped), (2, 0, 2));
     }
 
     proptest! {
@@ -87,13 +92,13 @@ mod tests {
             let (mut rest, mut asked, mut left_out) = (&keys[..], Vec::new(), 0);
             while !rest.is_empty() {
                 let query = next(BASE, rest, max);
-                prop_assert!(query.taken > 0 && query.url.len() <= max);
-                prop_assert_eq!(query.taken, query.asked + query.left_out);
+                prop_assert!(query.consumed > 0 && query.url.len() <= max);
+                prop_assert_eq!(query.consumed, query.requested + query.skipped);
                 let (_, list) = query.url.split_once('=').unwrap();
                 let decoded = list.split(',').filter(|key| !key.is_empty());
                 asked.extend(decoded.map(|key| percent_encoding::percent_decode_str(key).decode_utf8().unwrap().into_owned()));
-                left_out += query.left_out;
-                rest = &rest[query.taken..];
+                left_out += query.skipped;
+                rest = &rest[query.consumed..];
             }
             prop_assert_eq!(asked.len() + left_out, keys.len());
             prop_assert!(asked.iter().all(|key| keys.contains(key)));

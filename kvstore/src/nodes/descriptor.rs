@@ -12,11 +12,11 @@ const MAX_DESCRIPTOR: usize = 1 << 20;
 /// The kind of handshake in which both sides tell their descriptors.
 const METADATA: u8 = 1;
 /// Our descriptor. A node answers with its own and does nothing with this one, so it need not describe anything.
-const OURS: &[u8] = b"{}";
+const MOONGATE_FIELD: &[u8] = b"{}";
 
 /// Where nodes tell their transfer ports. It must be what the nodes themselves are configured with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Metadata {
+pub enum MetadataSource {
     /// Each node tells it to whoever connects (`P2PHANDSHAKE`, SGLang's default).
     #[default]
     Handshake,
@@ -31,7 +31,7 @@ pub enum Metadata {
 
 /// Why a node's transfer port is not known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum LookupError {
+pub(super) enum DescriptorLookupError {
     /// The node has none: it serves transfers over another protocol than TCP.
     #[error("the node serves no transfers over TCP, only over {0:?}")]
     NoPort(String),
@@ -42,7 +42,7 @@ pub(super) enum LookupError {
 
 /// What of a descriptor is needed. RDMA's lacks the port, and releases before 0.3.13 the host.
 #[derive(Deserialize)]
-struct Descriptor {
+struct TransferDescriptor {
     #[serde(default)]
     protocol: String,
     #[serde(default)]
@@ -53,14 +53,14 @@ struct Descriptor {
 
 /// Asks for descriptors.
 #[derive(Clone, Debug)]
-pub(super) struct Lookup {
-    metadata: Metadata,
+pub(super) struct DescriptorLookup {
+    metadata: MetadataSource,
     http: reqwest::Client,
     tls: Option<PeerTls>,
 }
 
-impl Lookup {
-    pub(super) fn new(metadata: Metadata, http: reqwest::Client, tls: Option<PeerTls>) -> Self {
+impl DescriptorLookup {
+    pub(super) fn new(metadata: MetadataSource, http: reqwest::Client, tls: Option<PeerTls>) -> Self {
         Self { metadata, http, tls }
     }
 
@@ -70,10 +70,13 @@ impl Lookup {
     }
 
     /// Where the node at `endpoint` serves transfers over TCP. The caller limits the time.
-    pub(super) async fn transfer_address(&self, endpoint: &str) -> Result<(String, u16), LookupError> {
-        let unknown = |error: &dyn std::error::Error| LookupError::Unknown(error.to_string());
+    pub(super) async fn transfer_address(
+        &self,
+        endpoint: &str,
+    ) -> Result<(String, u16), DescriptorLookupError> {
+        let unknown = |error: &dyn std::error::Error| DescriptorLookupError::Unknown(error.to_string());
         let bytes = match &self.metadata {
-            Metadata::Handshake => {
+            MetadataSource::Handshake => {
                 let answered = match &self.tls {
                     None => {
                         handshake(TcpStream::connect(endpoint).await.map_err(|error| unknown(&error))?).await
@@ -82,9 +85,9 @@ impl Lookup {
                 };
                 answered.map_err(|error| unknown(&error))?
             }
-            Metadata::Http { url, cluster_id } => {
+            MetadataSource::Http { url, cluster_id } => {
                 let url = descriptor_url(url, cluster_id.as_deref(), endpoint);
-                self.stored(&url).await.map_err(LookupError::Unknown)?
+                self.stored(&url).await.map_err(DescriptorLookupError::Unknown)?
             }
         };
         read_address(&bytes, endpoint)
@@ -113,8 +116,9 @@ fn descriptor_url(server: &str, cluster_id: Option<&str>, name: &str) -> String 
     format!("{server}?key={}", utf8_percent_encode(&key, ESCAPED))
 }
 
-fn read_address(json: &[u8], endpoint: &str) -> Result<(String, u16), LookupError> {
-    let descriptor = serde_json::from_slice(json).map_err(|error| LookupError::Unknown(error.to_string()))?;
+fn read_address(json: &[u8], endpoint: &str) -> Result<(String, u16), DescriptorLookupError> {
+    let descriptor =
+        serde_json::from_slice(json).map_err(|error| DescriptorLookupError::Unknown(error.to_string()))?;
     address(descriptor, endpoint)
 }
 
@@ -125,9 +129,9 @@ pub fn transfer_address(json: &[u8], endpoint: &str) -> Option<(String, u16)> {
     read_address(json, endpoint).ok()
 }
 
-fn address(descriptor: Descriptor, endpoint: &str) -> Result<(String, u16), LookupError> {
+fn address(descriptor: TransferDescriptor, endpoint: &str) -> Result<(String, u16), DescriptorLookupError> {
     if descriptor.tcp_data_port == 0 {
-        return Err(LookupError::NoPort(descriptor.protocol));
+        return Err(DescriptorLookupError::NoPort(descriptor.protocol));
     }
     let own = endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host);
     let host = match descriptor.tcp_data_host.as_str() {
@@ -146,9 +150,9 @@ async fn handshake_secured(endpoint: &str, tls: &PeerTls) -> std::io::Result<Vec
 async fn handshake(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> std::io::Result<Vec<u8>> {
     let invalid = |reason: &str| std::io::Error::new(std::io::ErrorKind::InvalidData, reason.to_owned());
     let mut request = Vec::new();
-    request.put_u64_le(OURS.len() as u64 + 1);
+    request.put_u64_le(MOONGATE_FIELD.len() as u64 + 1);
     request.put_u8(METADATA);
-    request.put_slice(OURS);
+    request.put_slice(MOONGATE_FIELD);
     stream.write_all(&request).await?;
     stream.flush().await?;
     let size = usize::try_from(stream.read_u64_le().await?).unwrap_or(usize::MAX);
@@ -167,7 +171,7 @@ async fn handshake(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> std::io::
 mod tests {
     use super::*;
 
-    fn told(json: &str) -> Result<(String, u16), LookupError> {
+    fn told(json: &str) -> Result<(String, u16), DescriptorLookupError> {
         address(serde_json::from_str(json).unwrap(), "10.0.0.7:12345")
     }
 
@@ -178,8 +182,12 @@ mod tests {
         let old = r#"{"buffers":[],"protocol":"tcp","tcp_data_port":15415}"#;
         assert_eq!(told(old).unwrap(), ("10.0.0.7".to_owned(), 15415));
         let rdma = r#"{"protocol":"rdma","devices":[],"priority_matrix":{}}"#;
-        assert_eq!(told(rdma).unwrap_err(), LookupError::NoPort("rdma".to_owned()));
-        let six = Descriptor { protocol: "tcp".to_owned(), tcp_data_host: "::".to_owned(), tcp_data_port: 1 };
+        assert_eq!(told(rdma).unwrap_err(), DescriptorLookupError::NoPort("rdma".to_owned()));
+        let six = TransferDescriptor {
+            protocol: "tcp".to_owned(),
+            tcp_data_host: "::".to_owned(),
+            tcp_data_port: 1,
+        };
         assert_eq!(address(six, "[fe80::1]:9").unwrap(), ("fe80::1".to_owned(), 1));
     }
 

@@ -4,65 +4,68 @@ use std::collections::{BTreeMap, VecDeque};
 
 use futures_util::stream::{self, AbortHandle, BoxStream, SelectAll, StreamExt as _};
 
-use super::descriptor::Lookup;
-use super::line::{self, LineEvent};
-use super::{Loss, Node, NodeEvent, Options};
-use crate::admin::{Admin, AdminError};
+use super::connection::{self, NodeConnectionEvent};
+use super::descriptor::DescriptorLookup;
+use super::{NodeLossReason, NodeWatchOptions, StoreNodeEvent, WatchedNode};
+use crate::admin::{AdminClient, AdminError};
 
 /// Tells when store nodes come and go. It has no task of its own: nothing is noticed while nobody waits in
-/// [`NodeWatch::next`].
-pub struct NodeWatch {
-    polls: BoxStream<'static, Result<Vec<Node>, AdminError>>,
-    lines: SelectAll<BoxStream<'static, (Node, LineEvent)>>,
-    state: State,
+/// [`NodeWatcher::next`].
+pub struct NodeWatcher {
+    polls: BoxStream<'static, Result<Vec<WatchedNode>, AdminError>>,
+    connections: SelectAll<BoxStream<'static, (WatchedNode, NodeConnectionEvent)>>,
+    state: NodeWatchState,
 }
 
 /// All that is known, and what has not been told yet.
-pub(super) struct State {
-    lookup: Lookup,
-    options: Options,
-    nodes: BTreeMap<Node, Listed>,
+pub(super) struct NodeWatchState {
+    lookup: DescriptorLookup,
+    options: NodeWatchOptions,
+    nodes: BTreeMap<WatchedNode, ListedNode>,
     master_lost: bool,
     /// Whether it has been logged that some node cannot be watched.
-    told_useless: bool,
-    told_too_many: bool,
-    pub(super) events: VecDeque<NodeEvent>,
+    logged_unwatchable: bool,
+    logged_node_limit: bool,
+    pub(super) events: VecDeque<StoreNodeEvent>,
 }
 
 /// A node that the master lists.
-struct Listed {
+struct ListedNode {
     lost: bool,
-    line: AbortHandle,
+    connection: AbortHandle,
 }
 
-impl NodeWatch {
+impl NodeWatcher {
     /// Watches the nodes of the master behind `admin`.
     #[must_use]
-    pub fn new(admin: Admin, options: Options) -> Self {
-        let pause = options.poll;
-        let state = State::new(Lookup::new(options.metadata.clone(), admin.http(), admin.tls()), options);
+    pub fn new(admin: AdminClient, options: NodeWatchOptions) -> Self {
+        let pause = options.poll_interval;
+        let state = NodeWatchState::new(
+            DescriptorLookup::new(options.metadata.clone(), admin.http(), admin.tls()),
+            options,
+        );
         let polls = stream::unfold((admin, false), move |(admin, again)| async move {
             if again {
                 tokio::time::sleep(pause).await;
             }
             Some((nodes_of(&admin).await, (admin, true)))
         });
-        Self { polls: polls.boxed(), lines: SelectAll::new(), state }
+        Self { polls: polls.boxed(), connections: SelectAll::new(), state }
     }
 
     /// What happens next. Cancel-safe: no event is lost if the future is dropped.
-    pub async fn next(&mut self) -> NodeEvent {
+    pub async fn next(&mut self) -> StoreNodeEvent {
         loop {
             if let Some(event) = self.state.events.pop_front() {
                 return event;
             }
             tokio::select! {
                 Some(answer) = self.polls.next() => {
-                    for line in self.state.polled(answer) {
-                        self.lines.push(line);
+                    for line in self.state.on_poll(answer) {
+                        self.connections.push(line);
                     }
                 }
-                Some((node, event)) = self.lines.next() => self.state.line_told(&node, event),
+                Some((node, event)) = self.connections.next() => self.state.on_connection_event(&node, event),
                 // The polls never end, so this is never reached.
                 else => std::future::pending().await,
             }
@@ -70,28 +73,28 @@ impl NodeWatch {
     }
 
     /// The nodes that are there, as far as has been told.
-    pub fn up(&self) -> impl Iterator<Item = &Node> {
-        self.state.up()
+    pub fn mark_up(&self) -> impl Iterator<Item = &WatchedNode> {
+        self.state.mark_up()
     }
 
     /// Nodes that are lost although the master still lists them, with all of their pages.
-    pub fn lost(&self) -> impl Iterator<Item = &Node> {
-        self.state.lost()
+    pub fn mark_lost(&self) -> impl Iterator<Item = &WatchedNode> {
+        self.state.mark_lost()
     }
 }
 
-async fn nodes_of(admin: &Admin) -> Result<Vec<Node>, AdminError> {
+async fn nodes_of(admin: &AdminClient) -> Result<Vec<WatchedNode>, AdminError> {
     let mut nodes: Vec<_> = match admin.segments_detail().await {
         Ok(detail) => {
-            let node = |segment: mooncake_wire::admin::SegmentDetail| Node {
+            let node = |segment: mooncake_wire::admin::SegmentDetail| WatchedNode {
                 endpoint: segment.te_endpoint,
                 client: Some(segment.client_id),
                 name: segment.segment_name,
             };
             detail.segments.into_iter().map(node).collect()
         }
-        Err(AdminError::Missing { .. }) => {
-            let node = |name: String| Node { endpoint: name.clone(), client: None, name };
+        Err(AdminError::NotFound { .. }) => {
+            let node = |name: String| WatchedNode { endpoint: name.clone(), client: None, name };
             admin.segments().await?.into_iter().map(node).collect()
         }
         Err(error) => return Err(error),
@@ -102,50 +105,50 @@ async fn nodes_of(admin: &Admin) -> Result<Vec<Node>, AdminError> {
     Ok(nodes)
 }
 
-impl State {
-    pub(super) fn new(lookup: Lookup, options: Options) -> Self {
+impl NodeWatchState {
+    pub(super) fn new(lookup: DescriptorLookup, options: NodeWatchOptions) -> Self {
         Self {
             lookup,
             options,
             nodes: BTreeMap::new(),
             master_lost: false,
-            told_useless: false,
-            told_too_many: false,
+            logged_unwatchable: false,
+            logged_node_limit: false,
             events: VecDeque::new(),
         }
     }
 
-    pub(super) fn up(&self) -> impl Iterator<Item = &Node> {
+    pub(super) fn mark_up(&self) -> impl Iterator<Item = &WatchedNode> {
         self.nodes.iter().filter(|(_, listed)| !listed.lost).map(|(node, _)| node)
     }
 
-    pub(super) fn lost(&self) -> impl Iterator<Item = &Node> {
+    pub(super) fn mark_lost(&self) -> impl Iterator<Item = &WatchedNode> {
         self.nodes.iter().filter(|(_, listed)| listed.lost).map(|(node, _)| node)
     }
 
     /// The master has answered, or not. Returns the lines of new nodes.
-    pub(super) fn polled(
+    pub(super) fn on_poll(
         &mut self,
-        answer: Result<Vec<Node>, AdminError>,
-    ) -> Vec<BoxStream<'static, (Node, LineEvent)>> {
+        answer: Result<Vec<WatchedNode>, AdminError>,
+    ) -> Vec<BoxStream<'static, (WatchedNode, NodeConnectionEvent)>> {
         let listed = match answer {
             Ok(listed) => listed,
             Err(error) => {
                 if !std::mem::replace(&mut self.master_lost, true) {
-                    self.events.push_back(NodeEvent::MasterLost(error));
+                    self.events.push_back(StoreNodeEvent::MasterLost(error));
                 }
                 return Vec::new();
             }
         };
         if std::mem::take(&mut self.master_lost) {
-            self.events.push_back(NodeEvent::MasterBack);
+            self.events.push_back(StoreNodeEvent::MasterRecovered);
         }
         self.nodes.retain(|node, known| {
             let stays = listed.binary_search(node).is_ok();
             if !stays {
-                known.line.abort();
+                known.connection.abort();
                 if !known.lost {
-                    self.events.push_back(NodeEvent::Lost(node.clone(), Loss::Unlisted));
+                    self.events.push_back(StoreNodeEvent::Lost(node.clone(), NodeLossReason::Unlisted));
                 }
             }
             stays
@@ -154,39 +157,42 @@ impl State {
     }
 
     /// A node is listed. Returns its line if it is new.
-    fn listed(&mut self, node: Node) -> Option<BoxStream<'static, (Node, LineEvent)>> {
+    fn listed(
+        &mut self,
+        node: WatchedNode,
+    ) -> Option<BoxStream<'static, (WatchedNode, NodeConnectionEvent)>> {
         if self.nodes.contains_key(&node) {
             return None;
         }
         if self.nodes.len() >= self.options.max_nodes {
-            if !std::mem::replace(&mut self.told_too_many, true) {
+            if !std::mem::replace(&mut self.logged_node_limit, true) {
                 let max = self.options.max_nodes;
                 tracing::warn!(max, "the store has more nodes than are watched; the others are ignored");
             }
             return None;
         }
-        let events = line::events(node.endpoint.clone(), self.lookup.clone(), &self.options);
+        let events = connection::events(node.endpoint.clone(), self.lookup.clone(), &self.options);
         let (events, line) = stream::abortable(events);
-        self.nodes.insert(node.clone(), Listed { lost: false, line });
-        self.events.push_back(NodeEvent::Up(node.clone()));
+        self.nodes.insert(node.clone(), ListedNode { lost: false, connection: line });
+        self.events.push_back(StoreNodeEvent::Up(node.clone()));
         Some(events.map(move |event| (node.clone(), event)).boxed())
     }
 
     /// Something has happened on a node's line.
-    pub(super) fn line_told(&mut self, node: &Node, event: LineEvent) {
+    pub(super) fn on_connection_event(&mut self, node: &WatchedNode, event: NodeConnectionEvent) {
         let Some(known) = self.nodes.get_mut(node) else { return };
         match event {
-            LineEvent::Open if known.lost => {
+            NodeConnectionEvent::Connected if known.lost => {
                 known.lost = false;
-                self.events.push_back(NodeEvent::Up(node.clone()));
+                self.events.push_back(StoreNodeEvent::Up(node.clone()));
             }
-            LineEvent::Closed(loss) if !known.lost => {
+            NodeConnectionEvent::Closed(loss) if !known.lost => {
                 known.lost = true;
-                self.events.push_back(NodeEvent::Lost(node.clone(), loss));
+                self.events.push_back(StoreNodeEvent::Lost(node.clone(), loss));
             }
-            LineEvent::Open | LineEvent::Closed(_) => {}
-            LineEvent::Useless(reason) => {
-                if !std::mem::replace(&mut self.told_useless, true) {
+            NodeConnectionEvent::Connected | NodeConnectionEvent::Closed(_) => {}
+            NodeConnectionEvent::Unwatchable(reason) => {
+                if !std::mem::replace(&mut self.logged_unwatchable, true) {
                     tracing::info!(
                         endpoint = node.endpoint,
                         reason,

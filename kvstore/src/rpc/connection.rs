@@ -10,27 +10,27 @@ use tokio::sync::mpsc;
 
 use super::error::RpcError;
 use super::locate::MasterLocator;
-use super::master::Options;
-use super::session::{Call, Ended, Session};
-use super::transport::Transport;
+use super::master::MasterClientOptions;
+use super::session::{MasterSession, PendingCall, SessionEnd};
+use super::transport::RpcTransport;
 use crate::backoff::Backoff;
 
-pub(super) struct Connection {
+pub(super) struct MasterConnection {
     locator: Arc<MasterLocator>,
-    options: Options,
+    options: MasterClientOptions,
     tls: Option<PeerTls>,
-    calls: mpsc::Receiver<Call>,
+    calls: mpsc::Receiver<PendingCall>,
     backoff: Backoff,
     /// Until when no new attempt is made, and why.
     pause: Option<(Instant, RpcError)>,
 }
 
-impl Connection {
+impl MasterConnection {
     pub(super) fn new(
         locator: Arc<MasterLocator>,
-        options: Options,
+        options: MasterClientOptions,
         tls: Option<PeerTls>,
-        calls: mpsc::Receiver<Call>,
+        calls: mpsc::Receiver<PendingCall>,
     ) -> Self {
         Self { locator, options, tls, calls, backoff: Backoff::new(options.retry), pause: None }
     }
@@ -53,7 +53,7 @@ impl Connection {
     }
 
     /// Opens the connection for `call` and uses it as long as it lasts. Returns a call that needs a new connection.
-    async fn open(&mut self, call: Call) -> Option<Call> {
+    async fn open(&mut self, call: PendingCall) -> Option<PendingCall> {
         let (address, stream) = match self.dial().await {
             Ok(dialed) => dialed,
             Err(error) => {
@@ -62,17 +62,17 @@ impl Connection {
                 return None;
             }
         };
-        let mut session = Session::new(&address, &self.options);
+        let mut session = MasterSession::new(&address, &self.options);
         session.begin(call);
         let error = match session.run(stream, &mut self.calls).await {
-            Ok(Ended::Unused) => return None,
-            Ok(Ended::Renewed(call)) => return Some(call),
+            Ok(SessionEnd::CallersGone) => return None,
+            Ok(SessionEnd::CertificateRenewed(call)) => return Some(call),
             Err(error) => error,
         };
         session.fail(&error);
         if session.answered {
             // A master that worked until now is worth an attempt at once: it may have been restarted.
-            self.backoff.succeeded();
+            self.backoff.reset();
             self.pause = None;
         } else {
             self.pause_after(error);
@@ -81,24 +81,24 @@ impl Connection {
     }
 
     fn pause_after(&mut self, error: RpcError) {
-        self.backoff.failed();
-        self.pause = Some((Instant::now() + self.backoff.pause(), error));
+        self.backoff.record_failure();
+        self.pause = Some((Instant::now() + self.backoff.delay(), error));
     }
 
-    async fn dial(&self) -> Result<(Arc<str>, Transport), RpcError> {
+    async fn dial(&self) -> Result<(Arc<str>, RpcTransport), RpcError> {
         let address = self.locator.locate().await?;
         let connecting = async {
             let stream = TcpStream::connect(&*address).await?;
             stream.set_nodelay(true)?;
             match &self.tls {
-                None => Ok(Transport::Plain(stream)),
-                Some(tls) => Transport::secure(stream, &address, tls).await,
+                None => Ok(RpcTransport::Plain(stream)),
+                Some(tls) => RpcTransport::secure(stream, &address, tls).await,
             }
         };
-        let failure = match tokio::time::timeout(self.options.connect_limit, connecting).await {
+        let failure = match tokio::time::timeout(self.options.connect_timeout, connecting).await {
             Ok(Ok(stream)) => return Ok((address, stream)),
             Ok::<io::Result<_>, _>(Err(error)) => error.to_string(),
-            Err(_) => format!("no connection within {:?}", self.options.connect_limit),
+            Err(_) => format!("no connection within {:?}", self.options.connect_timeout),
         };
         Err(RpcError::Unreachable { address, reason: failure })
     }

@@ -1,22 +1,24 @@
 //! Calls to a node with a disk, for what is only there.
 
-use mooncake_wire::disk::{DiskRequest, ReleaseArguments, StageArguments, Staged, decode_staged, name};
+use mooncake_wire::disk::{
+    DiskRequest, ReleaseArguments, StageArguments, StagedObjects, decode_staged, name,
+};
 use moongate_runtime::Supervisor;
 
 use super::error::RpcError;
-use super::grants::Authentication;
-use super::master::{Master, Options};
+use super::grants::StoreCredentials;
+use super::master::{MasterClient, MasterClientOptions};
 
 /// A node that brings objects from its disk into its memory, where they are read like others. Cloning is cheap.
 #[derive(Clone, Debug)]
-pub struct DiskNode {
-    line: Master,
+pub struct DiskNodeClient {
+    client: MasterClient,
 }
 
-impl DiskNode {
+impl DiskNodeClient {
     /// The node whose replicas on disk name this `host:port`. Connects when it is called first.
     #[must_use]
-    pub fn new(address: &str, options: Options, supervisor: &Supervisor) -> Self {
+    pub fn new(address: &str, options: MasterClientOptions, supervisor: &Supervisor) -> Self {
         Self::authenticated(address, options, None, supervisor)
     }
 
@@ -24,27 +26,29 @@ impl DiskNode {
     #[must_use]
     pub fn authenticated(
         address: &str,
-        options: Options,
-        authentication: Option<Authentication>,
+        options: MasterClientOptions,
+        authentication: Option<StoreCredentials>,
         supervisor: &Supervisor,
     ) -> Self {
-        Self { line: Master::authenticated(address, options, authentication, supervisor) }
+        Self { client: MasterClient::authenticated(address, options, authentication, supervisor) }
     }
 
     /// Has an object of `size` bytes brought into memory. It stays there for a while, and should be released before.
     ///
     /// # Errors
     /// [`RpcError::Refused`] if the node has no such object, or no room for it just now.
-    pub async fn stage(&self, tenant: &str, key: &str, size: u64) -> Result<Staged<String>, RpcError> {
+    pub async fn stage(&self, tenant: &str, key: &str, size: u64) -> Result<StagedObjects<String>, RpcError> {
         let name = name(tenant, key);
         let sizes = vec![i64::try_from(size).unwrap_or(i64::MAX)];
         let request = DiskRequest::Stage(StageArguments { names: vec![name.as_str()], sizes });
-        let body = self.line.ask(|sequence, out| request.encode(sequence, out)).await?;
-        let staged = decode_staged(&body).map_err(|error| self.line.broken(error))??;
+        let body = self.client.send_request(|sequence, out| request.encode(sequence, out)).await?;
+        let staged = decode_staged(&body).map_err(|error| self.client.protocol_error(error))??;
         if staged.addresses.len() == 1 {
             return Ok(staged);
         }
-        Err(self.line.broken(format!("it brought {} objects when asked for one", staged.addresses.len())))
+        Err(self
+            .client
+            .protocol_error(format!("it brought {} objects when asked for one", staged.addresses.len())))
     }
 
     /// Gives back the memory of what was read.
@@ -53,6 +57,6 @@ impl DiskNode {
     /// When there is no answer. The node takes it back after a while.
     pub async fn release(&self, batch_id: u64) -> Result<(), RpcError> {
         let request = DiskRequest::Release(ReleaseArguments { batch_id });
-        self.line.ask(|sequence, out| request.encode(sequence, out)).await.map(drop)
+        self.client.send_request(|sequence, out| request.encode(sequence, out)).await.map(drop)
     }
 }

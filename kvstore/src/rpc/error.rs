@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::frame::Fault;
-use mooncake_wire::pack::EncodeError;
+use mooncake_wire::frame::RpcFault;
+use mooncake_wire::pack::PackError;
 
 /// Why a call has no result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -86,10 +86,10 @@ pub enum RpcError {
     Refused(#[from] ErrorCode),
     /// The master did not run the call.
     #[error(transparent)]
-    Fault(#[from] Fault),
+    Fault(#[from] RpcFault),
     /// The call cannot be expressed in the master's dialect.
     #[error(transparent)]
-    Encode(#[from] EncodeError),
+    Encode(#[from] PackError),
     /// The client has been shut down.
     #[error("the client has been shut down")]
     Closed,

@@ -4,25 +4,25 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mooncake_wire::capability::{Capability, Grant, Rights, grants};
+use mooncake_wire::capability::{AccessGrant, AccessRights, Capability, grants};
 use moongate_runtime::PeerTls;
 use parking_lot::Mutex;
 
 /// Capabilities that are held at most. When there are more, those of a node are dropped, and its objects are located again.
-const MOST_GRANTS: usize = 1 << 20;
+const MAX_GRANTS: usize = 1 << 20;
 /// Insertions between two searches for expired ones.
 const PURGE_EVERY: usize = 1 << 12;
 
 /// How this program authenticates itself to the store's other programs. Clones share what the master has granted.
 #[derive(Clone, Debug)]
-pub struct Authentication {
+pub struct StoreCredentials {
     /// TLS with certificates.
     pub tls: PeerTls,
     /// What the master has granted.
     pub grants: Arc<GrantTable>,
 }
 
-impl Authentication {
+impl StoreCredentials {
     /// With nothing granted yet.
     #[must_use]
     pub fn new(tls: PeerTls) -> Self {
@@ -33,25 +33,25 @@ impl Authentication {
 /// The capabilities for ranges of nodes' memory that this program has been granted. Ranges of one node do not overlap: memory that is
 /// granted again belongs to another object.
 #[derive(Debug, Default)]
-pub struct GrantTable(Mutex<Grants>);
+pub struct GrantTable(Mutex<GrantTableState>);
 
 #[derive(Debug, Default)]
-struct Grants {
-    nodes: HashMap<Arc<str>, BTreeMap<u64, Held>>,
+struct GrantTableState {
+    nodes: HashMap<Arc<str>, BTreeMap<u64, RangeGrants>>,
     count: usize,
     inserted: usize,
 }
 
 /// What may be done with one range.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct RangeGrants {
     size: u64,
     read: Option<(Capability, Instant)>,
     write: Option<(Capability, Instant)>,
 }
 
-impl Held {
-    fn is_alive(&self, now: Instant) -> bool {
+impl RangeGrants {
+    fn is_valid(&self, now: Instant) -> bool {
         [self.read, self.write].iter().flatten().any(|(_, until)| *until > now)
     }
 }
@@ -71,45 +71,45 @@ impl GrantTable {
 
     /// The capability for a transfer with the node at `endpoint`, if there is one that has not expired.
     #[must_use]
-    pub fn find(&self, endpoint: &str, rights: Rights, start: u64, size: u64) -> Option<Capability> {
+    pub fn find(&self, endpoint: &str, rights: AccessRights, start: u64, size: u64) -> Option<Capability> {
         let all = self.0.lock();
         let (_, held) = all.nodes.get(endpoint)?.range(..=start).next_back()?;
         let (capability, until) = match rights {
-            Rights::Read => held.read?,
-            Rights::Write => held.write?,
+            AccessRights::Read => held.read?,
+            AccessRights::Write => held.write?,
         };
         (until > Instant::now() && capability.grant.covers(start, size)).then_some(capability)
     }
 }
 
-impl Grants {
+impl GrantTableState {
     fn insert(&mut self, endpoint: &str, capability: Capability, until: Instant, now: Instant) {
         self.inserted += 1;
         if self.inserted.is_multiple_of(PURGE_EVERY) {
             self.purge(now);
         }
-        if self.count >= MOST_GRANTS {
-            self.make_room();
+        if self.count >= MAX_GRANTS {
+            self.evict_node();
         }
-        let Grant { rights, start, size, .. } = capability.grant;
+        let AccessGrant { rights, start, size, .. } = capability.grant;
         if !self.nodes.contains_key(endpoint) {
             self.nodes.insert(endpoint.into(), BTreeMap::new());
         }
         let Some(ranges) = self.nodes.get_mut(endpoint) else { return };
-        let mut held = Held { size, read: None, write: None };
+        let mut held = RangeGrants { size, read: None, write: None };
         if let Some(same) = ranges.get(&start).filter(|same| same.size == size) {
             held = *same;
         }
         let end = start.saturating_add(size);
-        let overlapping = |(at, held): &(&u64, &Held)| at.saturating_add(held.size) > start;
+        let overlapping = |(at, held): &(&u64, &RangeGrants)| at.saturating_add(held.size) > start;
         let replaced: Vec<u64> =
             ranges.range(..end).rev().take_while(overlapping).map(|(at, _)| *at).collect();
         for at in &replaced {
             ranges.remove(at);
         }
         match rights {
-            Rights::Read => held.read = Some((capability, until)),
-            Rights::Write => held.write = Some((capability, until)),
+            AccessRights::Read => held.read = Some((capability, until)),
+            AccessRights::Write => held.write = Some((capability, until)),
         }
         ranges.insert(start, held);
         self.count = self.count + 1 - replaced.len();
@@ -117,13 +117,13 @@ impl Grants {
 
     fn purge(&mut self, now: Instant) {
         self.nodes.retain(|_, ranges| {
-            ranges.retain(|_, held| held.is_alive(now));
+            ranges.retain(|_, held| held.is_valid(now));
             !ranges.is_empty()
         });
         self.count = self.nodes.values().map(BTreeMap::len).sum();
     }
 
-    fn make_room(&mut self) {
+    fn evict_node(&mut self) {
         let some = self.nodes.keys().next().cloned();
         if let Some(dropped) = some.and_then(|node| self.nodes.remove(&node)) {
             self.count -= dropped.len();
@@ -135,43 +135,43 @@ impl Grants {
 mod tests {
     use bytes::BytesMut;
     use mooncake_wire::capability::SegmentKey;
-    use mooncake_wire::capability::grants::IssuedGrant;
+    use mooncake_wire::capability::grants::IssuedCapability;
     use mooncake_wire::types::Uuid;
 
     use super::*;
 
-    fn attachment(endpoint: &str, rights: Rights, start: u64, size: u64, lifetime_ms: u32) -> BytesMut {
-        let grant = Grant { rights, start, size, expires_ms: 1 };
+    fn attachment(endpoint: &str, rights: AccessRights, start: u64, size: u64, lifetime_ms: u32) -> BytesMut {
+        let grant = AccessGrant { rights, start, size, expires_ms: 1 };
         let capability = SegmentKey::new([1; 32]).sign(Uuid::default(), grant, &[2; 32]);
         let mut attachment = BytesMut::new();
-        grants::append(&mut attachment, &IssuedGrant { endpoint, lifetime_ms, capability });
+        grants::append(&mut attachment, &IssuedCapability { endpoint, lifetime_ms, capability });
         attachment
     }
 
     #[test]
-    fn a_capability_is_found_until_it_expires_or_its_memory_is_granted_again() {
+    fn capability_is_valid_until_expiry_or_regrant() {
         let (table, now) = (GrantTable::default(), Instant::now());
         let hour = 3_600_000;
-        table.record(&attachment("a:1", Rights::Read, 100, 50, hour), now);
-        table.record(&attachment("a:1", Rights::Write, 100, 50, hour), now);
-        table.record(&attachment("a:1", Rights::Read, 150, 50, hour), now);
+        table.record(&attachment("a:1", AccessRights::Read, 100, 50, hour), now);
+        table.record(&attachment("a:1", AccessRights::Write, 100, 50, hour), now);
+        table.record(&attachment("a:1", AccessRights::Read, 150, 50, hour), now);
         let found = |rights, start, size| {
             table.find("a:1", rights, start, size).map(|it| (it.grant.start, it.grant.size))
         };
-        assert_eq!(found(Rights::Read, 100, 50), Some((100, 50)));
-        assert_eq!(found(Rights::Write, 120, 30), Some((100, 50)));
-        assert_eq!(found(Rights::Write, 120, 31), None, "beyond its end");
-        assert_eq!(found(Rights::Write, 150, 1), None, "only for reading");
-        assert_eq!(found(Rights::Read, 99, 1), None);
-        assert!(table.find("b:1", Rights::Read, 100, 50).is_none(), "another node");
+        assert_eq!(found(AccessRights::Read, 100, 50), Some((100, 50)));
+        assert_eq!(found(AccessRights::Write, 120, 30), Some((100, 50)));
+        assert_eq!(found(AccessRights::Write, 120, 31), None, "beyond its end");
+        assert_eq!(found(AccessRights::Write, 150, 1), None, "only for reading");
+        assert_eq!(found(AccessRights::Read, 99, 1), None);
+        assert!(table.find("b:1", AccessRights::Read, 100, 50).is_none(), "another node");
 
-        table.record(&attachment("a:1", Rights::Read, 120, 40, hour), now);
-        assert_eq!(found(Rights::Read, 100, 10), None);
-        assert_eq!(found(Rights::Read, 150, 10), Some((120, 40)));
+        table.record(&attachment("a:1", AccessRights::Read, 120, 40, hour), now);
+        assert_eq!(found(AccessRights::Read, 100, 10), None);
+        assert_eq!(found(AccessRights::Read, 150, 10), Some((120, 40)));
         assert_eq!(table.0.lock().count, 1);
 
-        table.record(&attachment("a:1", Rights::Read, 120, 40, 0), now);
-        assert_eq!(found(Rights::Read, 120, 40), None, "expired");
+        table.record(&attachment("a:1", AccessRights::Read, 120, 40, 0), now);
+        assert_eq!(found(AccessRights::Read, 120, 40), None, "expired");
         table.0.lock().purge(Instant::now());
         let grants = table.0.lock();
         assert_eq!((grants.count, grants.nodes.len()), (0, 0));
@@ -179,15 +179,15 @@ mod tests {
 
     #[test]
     fn the_table_is_bounded() {
-        let mut grants = Grants { count: MOST_GRANTS, ..Grants::default() };
+        let mut grants = GrantTableState { count: MAX_GRANTS, ..GrantTableState::default() };
         grants.nodes.insert(
             "old:1".into(),
-            (0..10).map(|at| (at, Held { size: 1, read: None, write: None })).collect(),
+            (0..10).map(|at| (at, RangeGrants { size: 1, read: None, write: None })).collect(),
         );
-        let grant = Grant { rights: Rights::Read, start: 1, size: 1, expires_ms: 1 };
+        let grant = AccessGrant { rights: AccessRights::Read, start: 1, size: 1, expires_ms: 1 };
         let capability = SegmentKey::new([1; 32]).sign(Uuid::default(), grant, &[2; 32]);
         grants.insert("new:1", capability, Instant::now(), Instant::now());
         assert!(!grants.nodes.contains_key("old:1"));
-        assert_eq!(grants.count, MOST_GRANTS - 10 + 1);
+        assert_eq!(grants.count, MAX_GRANTS - 10 + 1);
     }
 }

@@ -36,14 +36,14 @@ pub fn leader_key(cluster: &str) -> String {
 /// A master's address that cannot be one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{address}` is no address of a master: {reason}")]
-pub struct AddressError {
+pub struct MasterAddressError {
     /// What was given.
     pub address: String,
     /// What is wrong.
     pub reason: &'static str,
 }
 
-/// Where a master is. Its text form is what [`Master::new`](super::Master::new) takes.
+/// Where a master is. Its text form is what [`MasterClient::new`](super::Master::new) takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MasterAddress {
     /// `HOST:PORT`.
@@ -62,9 +62,9 @@ impl MasterAddress {
     ///
     /// # Errors
     /// When it is of another scheme, or names no endpoint of etcd.
-    pub fn parse(address: &str, cluster: Option<&str>) -> Result<Self, AddressError> {
+    pub fn parse(address: &str, cluster: Option<&str>) -> Result<Self, MasterAddressError> {
         let address = address.trim();
-        let wrong = |reason| AddressError { address: address.to_owned(), reason };
+        let wrong = |reason| MasterAddressError { address: address.to_owned(), reason };
         let Some(rest) = address.strip_prefix(ETCD) else {
             if address.contains("://") {
                 return Err(wrong("write HOST:PORT, or etcd://HOST:PORT;HOST:PORT for masters with etcd"));
@@ -107,12 +107,12 @@ pub struct MasterLocator {
 #[derive(Debug)]
 enum AddressSource {
     Fixed,
-    Etcd(LeaderLookup),
+    Etcd(EtcdLeaderLookup),
 }
 
 /// A read-only client of etcd's JSON interface.
 #[derive(Debug)]
-struct LeaderLookup {
+struct EtcdLeaderLookup {
     http: reqwest::Client,
     endpoints: Vec<String>,
     /// The endpoint that answered last.
@@ -152,32 +152,32 @@ impl MasterLocator {
 impl AddressSource {
     fn new(address: MasterAddress, time_limit: Duration) -> Result<Self, String> {
         let MasterAddress::Etcd { endpoints, cluster } = address else { return Ok(Self::Fixed) };
-        let http = moongate_runtime::plain_http()
+        let http = moongate_runtime::plain_http_client()
             .connect_timeout(time_limit)
             .timeout(time_limit)
             .redirect(reqwest::redirect::Policy::none())
             .build()
             .map_err(|error| error.to_string())?;
         let current = AtomicUsize::new(0);
-        Ok(Self::Etcd(LeaderLookup { http, endpoints, current, key: leader_key(&cluster) }))
+        Ok(Self::Etcd(EtcdLeaderLookup { http, endpoints, current, key: leader_key(&cluster) }))
     }
 }
 
 #[derive(Deserialize)]
-struct RangeResponse {
+struct LeaderRangeResponse {
     /// etcd leaves it out when there is none.
     #[serde(default)]
-    kvs: Vec<KeyValue>,
+    kvs: Vec<LeaderKeyValue>,
 }
 
 #[derive(Deserialize)]
-struct KeyValue {
+struct LeaderKeyValue {
     /// In base64.
     #[serde(default)]
     value: String,
 }
 
-impl LeaderLookup {
+impl EtcdLeaderLookup {
     /// The leader's address, from the first endpoint that answers, beginning with the one that answered last.
     async fn leader(&self) -> Result<String, String> {
         let first = self.current.load(Relaxed);
@@ -219,7 +219,7 @@ impl LeaderLookup {
 
     fn read(&self, endpoint: &str, response: &[u8]) -> Result<String, String> {
         let unusable = |reason: String| format!("etcd at {endpoint}, key {}: {reason}", self.key);
-        let range: RangeResponse =
+        let range: LeaderRangeResponse =
             serde_json::from_slice(response).map_err(|error| unusable(error.to_string()))?;
         let Some(found) = range.kvs.first() else {
             return Err(unusable("no master leads at present".to_owned()));

@@ -7,28 +7,30 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use mooncake_wire::Dialect;
 use mooncake_wire::capability::{SegmentKeyArguments, decode_reply as decode_key_reply};
-use mooncake_wire::frame::{self, Fault};
+use mooncake_wire::frame::{self, RpcFault};
+use mooncake_wire::intact_ranges::{IntactRangesArguments, decode_reply as decode_whole};
 use mooncake_wire::inventory::{
     InventoryArguments, InventoryReply, ObjectChangesArguments, ObjectChangesReply,
 };
-use mooncake_wire::pack::{EncodeError, Pack, Unpack};
-use mooncake_wire::rpc::{BatchExistKey, KeysArguments, Outcome, Rpc, decode_reply, encode_request};
+use mooncake_wire::pack::{Pack, PackError, Unpack};
+use mooncake_wire::rpc::{
+    BatchExistKey, KeysArguments, MasterResult, RpcDefinition, decode_reply, encode_request,
+};
 use mooncake_wire::types::DEFAULT_TENANT;
-use mooncake_wire::whole::{WholeArguments, decode_reply as decode_whole};
 use moongate_runtime::Supervisor;
 use tokio::sync::{mpsc, oneshot};
 
-use super::attempts::{Guess, attempts};
-use super::connection::Connection;
+use super::connection::MasterConnection;
+use super::dialect_guess::{DialectGuess, attempts};
 use super::error::RpcError;
-use super::grants::Authentication;
+use super::grants::StoreCredentials;
 use super::locate::MasterLocator;
-use super::session::{Call, Response};
-use crate::backoff::Retry;
+use super::session::{PendingCall, RpcResponseFrame};
+use crate::backoff::BackoffPolicy;
 
 /// How a master is called. The master's own limits are unknown, so each of these is ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct MasterClientOptions {
     /// Connections. A master answers the calls of one connection one after another.
     pub connections: usize,
     /// Calls that wait for a response on one connection.
@@ -36,55 +38,55 @@ pub struct Options {
     /// Calls that wait for one connection to take them. When all queues are full, calls fail.
     pub queue: usize,
     /// Time limit for a call, with all its attempts in different dialects.
-    pub time_limit: Duration,
+    pub timeout: Duration,
     /// Time limit for opening a connection.
-    pub connect_limit: Duration,
+    pub connect_timeout: Duration,
     /// Largest response, in bytes.
-    pub max_reply: usize,
+    pub max_response: usize,
     /// Pauses between attempts to connect. Calls in a pause fail at once.
-    pub retry: Retry,
+    pub retry: BackoffPolicy,
     /// How long a thread stays awake for the answer when a single call is under way on a connection; zero for not at
     /// all. Worth it where answers come within some ten microseconds, and their latency matters.
-    pub awake: Duration,
+    pub busy_poll: Duration,
 }
 
-impl Default for Options {
+impl Default for MasterClientOptions {
     fn default() -> Self {
         Self {
             connections: 2,
             in_flight: 1024,
             queue: 1024,
-            time_limit: Duration::from_secs(5),
-            connect_limit: Duration::from_secs(2),
-            max_reply: 64 << 20,
-            retry: Retry::default(),
-            awake: Duration::ZERO,
+            timeout: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(2),
+            max_response: 64 << 20,
+            retry: BackoffPolicy::default(),
+            busy_poll: Duration::ZERO,
         }
     }
 }
 
 /// Calls a Mooncake master. Cloning is cheap, and every clone has the same connections.
 #[derive(Clone, Debug)]
-pub struct Master {
-    shared: Arc<Shared>,
+pub struct MasterClient {
+    shared: Arc<MasterClientInner>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct MasterClientInner {
     locator: Arc<MasterLocator>,
-    time_limit: Duration,
-    queues: Vec<mpsc::Sender<Call>>,
-    turn: AtomicUsize,
+    timeout: Duration,
+    queues: Vec<mpsc::Sender<PendingCall>>,
+    next_queue: AtomicUsize,
     sequence: AtomicU32,
-    guess: Guess,
-    authentication: Option<Authentication>,
+    dialect: DialectGuess,
+    authentication: Option<StoreCredentials>,
 }
 
-impl Master {
+impl MasterClient {
     /// A client of the master at `address`, the text of a [`MasterAddress`](super::MasterAddress). Connects when it is called first. Its
     /// tasks end when the last clone is dropped, or with the supervisor.
     #[must_use]
-    pub fn new(address: &str, options: Options, supervisor: &Supervisor) -> Self {
+    pub fn new(address: &str, options: MasterClientOptions, supervisor: &Supervisor) -> Self {
         Self::authenticated(address, options, None, supervisor)
     }
 
@@ -92,15 +94,15 @@ impl Master {
     #[must_use]
     pub fn authenticated(
         address: &str,
-        options: Options,
-        authentication: Option<Authentication>,
+        options: MasterClientOptions,
+        authentication: Option<StoreCredentials>,
         supervisor: &Supervisor,
     ) -> Self {
-        let locator = Arc::new(MasterLocator::new(address, options.connect_limit));
+        let locator = Arc::new(MasterLocator::new(address, options.connect_timeout));
         let start = |_| {
             let (queue, calls) = mpsc::channel(options.queue.max(1));
             let tls = authentication.as_ref().map(|it| it.tls.clone());
-            let connection = Connection::new(Arc::clone(&locator), options, tls, calls);
+            let connection = MasterConnection::new(Arc::clone(&locator), options, tls, calls);
             let token = supervisor.token();
             supervisor.spawn("kvstore-rpc", async move {
                 token.run_until_cancelled(connection.run()).await;
@@ -108,25 +110,33 @@ impl Master {
             queue
         };
         let queues = (0..options.connections.max(1)).map(start).collect();
-        let (turn, sequence, guess) = (AtomicUsize::new(0), AtomicU32::new(0), Guess::new());
-        let time_limit = options.time_limit;
-        let shared = Shared { locator, time_limit, queues, turn, sequence, guess, authentication };
+        let (turn, sequence, guess) = (AtomicUsize::new(0), AtomicU32::new(0), DialectGuess::new());
+        let time_limit = options.timeout;
+        let shared = MasterClientInner {
+            locator,
+            timeout: time_limit,
+            queues,
+            next_queue: turn,
+            sequence,
+            dialect: guess,
+            authentication,
+        };
         Self { shared: Arc::new(shared) }
     }
 
     /// How this program authenticates itself, if it does.
     #[must_use]
-    pub fn authentication(&self) -> Option<&Authentication> {
+    pub fn authentication(&self) -> Option<&StoreCredentials> {
         self.shared.authentication.as_ref()
     }
 
     /// Gives the master the key of a segment, with which it signs what it grants of it.
     ///
     /// # Errors
-    /// [`RpcError::Fault`] from masters that do not authenticate their callers.
+    /// [`RpcError::RpcFault`] from masters that do not authenticate their callers.
     pub async fn send_segment_key(&self, key: &SegmentKeyArguments) -> Result<(), RpcError> {
-        let body = self.ask(|sequence, out| key.encode(sequence, out)).await?;
-        Ok(decode_key_reply(&body).map_err(|error| self.broken(error))??)
+        let body = self.send_request(|sequence, out| key.encode(sequence, out)).await?;
+        Ok(decode_key_reply(&body).map_err(|error| self.protocol_error(error))??)
     }
 
     /// The address that it was given.
@@ -138,7 +148,7 @@ impl Master {
     /// The newest dialect that fits what the master has answered so far.
     #[must_use]
     pub fn dialect(&self) -> Dialect {
-        self.shared.guess.get()
+        self.shared.dialect.get()
     }
 
     /// Calls an RPC. `M` is the RPC and `S` the type of strings in the arguments, as in
@@ -147,19 +157,22 @@ impl Master {
     /// # Errors
     /// When there is no answer, or it cannot be understood. An [`ErrorCode`](mooncake_wire::ErrorCode) that the
     /// master answers is in the reply, not here; `?` makes it an [`RpcError::Refused`].
-    pub async fn call<M: Rpc, S>(&self, arguments: &M::Arguments<S>) -> Result<M::Reply<String>, RpcError>
+    pub async fn call<M: RpcDefinition, S>(
+        &self,
+        arguments: &M::Arguments<S>,
+    ) -> Result<M::Reply<String>, RpcError>
     where
         M::Arguments<S>: Pack,
         M::Reply<String>: for<'a> Unpack<'a>,
     {
-        self.call_attaching::<M, S>(arguments, &[]).await
+        self.call_with_attachment::<M, S>(arguments, &[]).await
     }
 
-    /// As [`Master::call`], with bytes that Mooncake's own masters ignore.
+    /// As [`MasterClient::call`], with bytes that Mooncake's own masters ignore.
     ///
     /// # Errors
-    /// As [`Master::call`].
-    pub async fn call_attaching<M: Rpc, S>(
+    /// As [`MasterClient::call`].
+    pub async fn call_with_attachment<M: RpcDefinition, S>(
         &self,
         arguments: &M::Arguments<S>,
         attachment: &[u8],
@@ -168,8 +181,8 @@ impl Master {
         M::Arguments<S>: Pack,
         M::Reply<String>: for<'a> Unpack<'a>,
     {
-        let limit = self.shared.time_limit;
-        match tokio::time::timeout(limit, self.call_in_some_dialect::<M, S>(arguments, attachment)).await {
+        let limit = self.shared.timeout;
+        match tokio::time::timeout(limit, self.call_with_fallback::<M, S>(arguments, attachment)).await {
             Ok(result) => result,
             Err(_) => Err(RpcError::TimedOut { address: self.shared_address(), limit }),
         }
@@ -177,16 +190,16 @@ impl Master {
 
     /// Whether there are objects of these keys of the default tenant, in their order. The master **leases** every
     /// object that there is: for ten seconds, if it is not set otherwise, it can be neither evicted nor removed,
-    /// so whoever asks for many keys takes the room away from writers. [`Admin::locate`](crate::admin::Admin::locate)
+    /// so whoever asks for many keys takes the room away from writers. [`AdminClient::locate`](crate::admin::Admin::locate)
     /// has no such effect.
     ///
     /// # Errors
-    /// As [`Master::call`].
-    pub async fn exist_and_lease(&self, keys: Vec<&str>) -> Result<Vec<Outcome<bool>>, RpcError> {
+    /// As [`MasterClient::call`].
+    pub async fn exist_and_lease(&self, keys: Vec<&str>) -> Result<Vec<MasterResult<bool>>, RpcError> {
         self.call::<BatchExistKey, &str>(&KeysArguments { keys, tenant: DEFAULT_TENANT }).await
     }
 
-    async fn call_in_some_dialect<M: Rpc, S>(
+    async fn call_with_fallback<M: RpcDefinition, S>(
         &self,
         arguments: &M::Arguments<S>,
         attachment: &[u8],
@@ -203,16 +216,16 @@ impl Master {
             frame::attach(&mut frame, attachment)?;
             let response = self.exchange(sequence, frame.freeze()).await?;
             if response.header.error != 0 {
-                let fault =
-                    Fault::parse(response.header.error, &response.body).map_err(|e| self.broken(e))?;
-                if fault.code == Fault::INVALID_ARGUMENT {
+                let fault = RpcFault::parse(response.header.error, &response.body)
+                    .map_err(|e| self.protocol_error(e))?;
+                if fault.code == RpcFault::INVALID_ARGUMENT {
                     continue;
                 }
                 return Err(fault.into());
             }
             let (reply, answered) =
-                decode_reply::<M, String>(&response.body).map_err(|error| self.broken(error))?;
-            if let Some(now) = self.shared.guess.learn(method, dialect, answered) {
+                decode_reply::<M, String>(&response.body).map_err(|error| self.protocol_error(error))?;
+            if let Some(now) = self.shared.dialect.observe(method, dialect, answered) {
                 tracing::info!(master = self.address(), dialect = %now, "the Mooncake master has told its release");
             }
             return Ok(reply);
@@ -229,55 +242,57 @@ impl Master {
     /// any more.
     ///
     /// # Errors
-    /// [`RpcError::Fault`] from Mooncake's masters, which do not know this.
-    pub async fn keep_whole(&self, whole: &WholeArguments) -> Result<u64, RpcError> {
-        let body = self.ask(|sequence, out| whole.encode(sequence, out)).await?;
-        Ok(decode_whole(&body).map_err(|error| self.broken(error))??)
+    /// [`RpcError::RpcFault`] from Mooncake's masters, which do not know this.
+    pub async fn report_intact_ranges(&self, whole: &IntactRangesArguments) -> Result<u64, RpcError> {
+        let body = self.send_request(|sequence, out| whole.encode(sequence, out)).await?;
+        Ok(decode_whole(&body).map_err(|error| self.protocol_error(error))??)
     }
 
     /// Announces or offers what a segment holds to a master that may have lost its log.
     ///
     /// # Errors
-    /// [`RpcError::Fault`] from Mooncake's masters, which do not have this.
+    /// [`RpcError::RpcFault`] from Mooncake's masters, which do not have this.
     pub async fn inventory(&self, arguments: &InventoryArguments<&str>) -> Result<InventoryReply, RpcError> {
-        let body = self.ask(|sequence, out| arguments.encode(sequence, out)).await?;
-        Ok(InventoryReply::decode(&body).map_err(|error| self.broken(error))??)
+        let body = self.send_request(|sequence, out| arguments.encode(sequence, out)).await?;
+        Ok(InventoryReply::decode(&body).map_err(|error| self.protocol_error(error))??)
     }
 
     /// Polls which objects lie in a segment.
     ///
     /// # Errors
-    /// [`RpcError::Fault`] from Mooncake's masters, which do not have this.
+    /// [`RpcError::RpcFault`] from Mooncake's masters, which do not have this.
     pub async fn object_changes(
         &self,
         arguments: &ObjectChangesArguments,
     ) -> Result<ObjectChangesReply<String>, RpcError> {
-        let body = self.ask(|sequence, out| arguments.encode(sequence, out)).await?;
-        Ok(ObjectChangesReply::decode(&body).map_err(|error| self.broken(error))??)
+        let body = self.send_request(|sequence, out| arguments.encode(sequence, out)).await?;
+        Ok(ObjectChangesReply::decode(&body).map_err(|error| self.protocol_error(error))??)
     }
 
     /// Sends the request that `write` appends, and returns the body of the response.
-    pub(super) async fn ask(
+    pub(super) async fn send_request(
         &self,
-        write: impl FnOnce(u32, &mut BytesMut) -> Result<(), EncodeError>,
+        write: impl FnOnce(u32, &mut BytesMut) -> Result<(), PackError>,
     ) -> Result<Bytes, RpcError> {
         let sequence = self.shared.sequence.fetch_add(1, Ordering::Relaxed);
         let mut frame = BytesMut::new();
         write(sequence, &mut frame)?;
-        let limit = self.shared.time_limit;
+        let limit = self.shared.timeout;
         let exchanged = tokio::time::timeout(limit, self.exchange(sequence, frame.freeze())).await;
         let response =
             exchanged.map_err(|_| RpcError::TimedOut { address: self.shared_address(), limit })??;
         if response.header.error == 0 {
             return Ok(response.body);
         }
-        Err(Fault::parse(response.header.error, &response.body).map_err(|e| self.broken(e))?.into())
+        Err(RpcFault::parse(response.header.error, &response.body)
+            .map_err(|e| self.protocol_error(e))?
+            .into())
     }
 
-    async fn exchange(&self, sequence: u32, frame: Bytes) -> Result<Response, RpcError> {
+    async fn exchange(&self, sequence: u32, frame: Bytes) -> Result<RpcResponseFrame, RpcError> {
         let (reply, response) = oneshot::channel();
         let sent = self.shared.authentication.as_ref().map(|it| (it, Instant::now()));
-        self.enqueue(Call { sequence, frame, reply })?;
+        self.enqueue(PendingCall { sequence, frame, reply })?;
         let response = response.await.unwrap_or(Err(RpcError::Closed));
         if let (Some((authentication, sent)), Ok(response)) = (sent, &response) {
             authentication.grants.record(&response.attachment, sent);
@@ -286,9 +301,9 @@ impl Master {
     }
 
     /// Hands the call to the connection whose turn it is, or to the next one that has room.
-    fn enqueue(&self, mut call: Call) -> Result<(), RpcError> {
+    fn enqueue(&self, mut call: PendingCall) -> Result<(), RpcError> {
         let queues = &self.shared.queues;
-        let first = self.shared.turn.fetch_add(1, Ordering::Relaxed) % queues.len();
+        let first = self.shared.next_queue.fetch_add(1, Ordering::Relaxed) % queues.len();
         let mut failure = RpcError::Closed;
         for queue in queues.iter().cycle().skip(first).take(queues.len()) {
             call = match queue.try_send(call) {
@@ -303,7 +318,7 @@ impl Master {
         Err(failure)
     }
 
-    pub(super) fn broken(&self, error: impl ToString) -> RpcError {
+    pub(super) fn protocol_error(&self, error: impl ToString) -> RpcError {
         RpcError::Protocol { address: self.shared_address(), reason: error.to_string() }
     }
 

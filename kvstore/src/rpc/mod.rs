@@ -1,6 +1,6 @@
 //! Calls to a Mooncake master.
 //!
-//! A [`Master`] has a few connections, each driven by one supervised task. Any number of calls is under way on
+//! A [`MasterClient`] has a few connections, each driven by one supervised task. Any number of calls is under way on
 //! each; replies find their calls by the sequence number. A connection is opened by the first call that needs it,
 //! and again after it broke; while the master cannot be reached, calls fail at once instead of waiting. Where several masters publish
 //! their leader in etcd, it is looked up before each connection ([`MasterAddress`]).
@@ -9,11 +9,11 @@
 //! newest. A master that refuses the arguments is asked in older forms; one that answers in another form than
 //! expected has told its release by that.
 //!
-//! [`Objects`] has the calls about objects, [`Master::call`] makes any call. A [`DiskNode`] is
+//! [`ObjectClient`] has the calls about objects, [`MasterClient::call`] makes any call. A [`DiskNodeClient`] is
 //! called in the same way.
 
-mod attempts;
 mod connection;
+mod dialect_guess;
 mod disk;
 mod error;
 mod grants;
@@ -23,9 +23,9 @@ mod objects;
 mod session;
 mod transport;
 
-pub use disk::DiskNode;
+pub use disk::DiskNodeClient;
 pub use error::RpcError;
-pub use grants::{Authentication, GrantTable};
-pub use locate::{AddressError, CLUSTER_VARIABLE, MasterAddress, MasterLocator, leader_key};
-pub use master::{Master, Options};
-pub use objects::{Mode, Objects};
+pub use grants::{GrantTable, StoreCredentials};
+pub use locate::{CLUSTER_VARIABLE, MasterAddress, MasterAddressError, MasterLocator, leader_key};
+pub use master::{MasterClient, MasterClientOptions};
+pub use objects::{ObjectClient, PutMode};

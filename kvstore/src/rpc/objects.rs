@@ -7,18 +7,18 @@ use mooncake_wire::rpc::{
     BatchExistKey, BatchGetReplicaList, BatchPutEnd, BatchPutEndArguments, BatchPutRevoke,
     BatchPutRevokeArguments, BatchPutStart, BatchPutStartArguments, BatchRemove, BatchRemoveArguments,
     BatchUpsertEnd, BatchUpsertEndArguments, BatchUpsertRevoke, BatchUpsertRevokeArguments, BatchUpsertStart,
-    GetReplicaList, GetReplicaListByRegex, KeyArguments, KeysArguments, Outcome, PutEnd, PutEndArguments,
-    PutRevoke, PutRevokeArguments, PutStart, PutStartArguments, Remove, RemoveAll, RemoveAllArguments,
-    RemoveArguments, RemoveByRegex, UpsertEnd, UpsertRevoke, UpsertStart,
+    GetReplicaList, GetReplicaListByRegex, KeyArguments, KeysArguments, MasterResult, PutEnd,
+    PutEndArguments, PutRevoke, PutRevokeArguments, PutStart, PutStartArguments, Remove, RemoveAll,
+    RemoveAllArguments, RemoveArguments, RemoveByRegex, UpsertEnd, UpsertRevoke, UpsertStart,
 };
-use mooncake_wire::types::{ObjectMeta, Replica, ReplicaList, ReplicaType, ReplicateConfig, Uuid};
+use mooncake_wire::types::{ObjectMeta, ReplicaDescriptor, ReplicaList, ReplicaType, ReplicateConfig, Uuid};
 
 use super::error::RpcError;
-use super::master::Master;
+use super::master::MasterClient;
 
 /// What becomes of an object that there is already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
+pub enum PutMode {
     /// It stays, and the put is refused.
     #[default]
     Put,
@@ -31,33 +31,33 @@ pub enum Mode {
 /// Keys, sizes and answers of a batch are in the same order. A master that answers for another number of keys than
 /// it was asked for has broken the protocol.
 #[derive(Clone, Debug)]
-pub struct Objects {
-    master: Master,
+pub struct ObjectClient {
+    master: MasterClient,
     client_id: Uuid,
     tenant: Arc<str>,
 }
 
-impl Objects {
+impl ObjectClient {
     /// Calls `master` as `client_id` about the objects of `tenant`. Releases before 0.3.12 know no tenants.
     #[must_use]
-    pub fn new(master: Master, client_id: Uuid, tenant: &str) -> Self {
+    pub fn new(master: MasterClient, client_id: Uuid, tenant: &str) -> Self {
         Self { master, client_id, tenant: tenant.into() }
     }
 
     /// The master that is called.
     #[must_use]
-    pub fn master(&self) -> &Master {
+    pub fn master(&self) -> &MasterClient {
         &self.master
     }
 
     /// Whether there are objects. **Leases** those that there are.
     ///
     /// # Errors
-    /// As [`Master::call`], and so for all calls here.
-    pub async fn exist(&self, keys: Vec<&str>) -> Result<Vec<Outcome<bool>>, RpcError> {
+    /// As [`MasterClient::call`], and so for all calls here.
+    pub async fn exist(&self, keys: Vec<&str>) -> Result<Vec<MasterResult<bool>>, RpcError> {
         let asked = keys.len();
         let answers = self.master.call::<BatchExistKey, &str>(&self.keys(keys)).await?;
-        self.in_step(asked, answers)
+        self.check_length(asked, answers)
     }
 
     /// Where an object is. Leases it.
@@ -71,11 +71,14 @@ impl Objects {
     /// Where objects are. Leases them.
     ///
     /// # Errors
-    /// As [`Objects::exist`].
-    pub async fn replicas_of(&self, keys: Vec<&str>) -> Result<Vec<Outcome<ReplicaList<String>>>, RpcError> {
+    /// As [`ObjectClient::exist`].
+    pub async fn replicas_of(
+        &self,
+        keys: Vec<&str>,
+    ) -> Result<Vec<MasterResult<ReplicaList<String>>>, RpcError> {
         let asked = keys.len();
         let answers = self.master.call::<BatchGetReplicaList, &str>(&self.keys(keys)).await?;
-        self.in_step(asked, answers)
+        self.check_length(asked, answers)
     }
 
     /// Where the objects are whose key matches a regular expression. Leases them.
@@ -85,7 +88,7 @@ impl Objects {
     pub async fn replicas_matching(
         &self,
         regex: &str,
-    ) -> Result<BTreeMap<String, Vec<Replica<String>>>, RpcError> {
+    ) -> Result<BTreeMap<String, Vec<ReplicaDescriptor<String>>>, RpcError> {
         Ok(self.master.call::<GetReplicaListByRegex, &str>(&self.key(regex)).await??)
     }
 
@@ -96,16 +99,16 @@ impl Objects {
     /// replaced.
     pub async fn start(
         &self,
-        mode: Mode,
+        mode: PutMode,
         key: &str,
         size: u64,
         config: ReplicateConfig<&str>,
-    ) -> Result<Vec<Replica<String>>, RpcError> {
+    ) -> Result<Vec<ReplicaDescriptor<String>>, RpcError> {
         let (client_id, tenant) = (self.client_id, &*self.tenant);
         let arguments = PutStartArguments { client_id, key, size, config, tenant };
         Ok(match mode {
-            Mode::Put => self.master.call::<PutStart, &str>(&arguments).await??,
-            Mode::Upsert => self.master.call::<UpsertStart, &str>(&arguments).await??,
+            PutMode::Put => self.master.call::<PutStart, &str>(&arguments).await??,
+            PutMode::Upsert => self.master.call::<UpsertStart, &str>(&arguments).await??,
         })
     }
 
@@ -113,13 +116,13 @@ impl Objects {
     ///
     /// # Errors
     /// [`RpcError::Refused`], for example when the master has given the object up meanwhile.
-    pub async fn end(&self, mode: Mode, key: &str, checksum: Option<u64>) -> Result<(), RpcError> {
+    pub async fn end(&self, mode: PutMode, key: &str, checksum: Option<u64>) -> Result<(), RpcError> {
         let object = ObjectMeta { key, object_checksum: checksum };
         let (client_id, tenant) = (self.client_id, &*self.tenant);
         let arguments = PutEndArguments { client_id, object, replica_type: ReplicaType::ALL, tenant };
         match mode {
-            Mode::Put => self.master.call::<PutEnd, &str>(&arguments).await??,
-            Mode::Upsert => self.master.call::<UpsertEnd, &str>(&arguments).await??,
+            PutMode::Put => self.master.call::<PutEnd, &str>(&arguments).await??,
+            PutMode::Upsert => self.master.call::<UpsertEnd, &str>(&arguments).await??,
         }
         Ok(())
     }
@@ -128,81 +131,85 @@ impl Objects {
     ///
     /// # Errors
     /// [`RpcError::Refused`], for example when the object is visible already.
-    pub async fn revoke(&self, mode: Mode, key: &str) -> Result<(), RpcError> {
+    pub async fn revoke(&self, mode: PutMode, key: &str) -> Result<(), RpcError> {
         let (client_id, tenant) = (self.client_id, &*self.tenant);
         let arguments = PutRevokeArguments { client_id, key, replica_type: ReplicaType::ALL, tenant };
         match mode {
-            Mode::Put => self.master.call::<PutRevoke, &str>(&arguments).await??,
-            Mode::Upsert => self.master.call::<UpsertRevoke, &str>(&arguments).await??,
+            PutMode::Put => self.master.call::<PutRevoke, &str>(&arguments).await??,
+            PutMode::Upsert => self.master.call::<UpsertRevoke, &str>(&arguments).await??,
         }
         Ok(())
     }
 
-    /// [`Objects::start`] for several objects.
+    /// [`ObjectClient::start`] for several objects.
     ///
     /// # Errors
-    /// As [`Objects::exist`].
+    /// As [`ObjectClient::exist`].
     pub async fn start_batch(
         &self,
-        mode: Mode,
+        mode: PutMode,
         keys: Vec<&str>,
         sizes: Vec<u64>,
         config: ReplicateConfig<&str>,
-    ) -> Result<Vec<Outcome<Vec<Replica<String>>>>, RpcError> {
+    ) -> Result<Vec<MasterResult<Vec<ReplicaDescriptor<String>>>>, RpcError> {
         let asked = keys.len();
         let (client_id, tenant) = (self.client_id, &*self.tenant);
         let arguments = BatchPutStartArguments { client_id, keys, sizes, config, tenant };
         let answers = match mode {
-            Mode::Put => self.master.call::<BatchPutStart, &str>(&arguments).await?,
-            Mode::Upsert => self.master.call::<BatchUpsertStart, &str>(&arguments).await?,
+            PutMode::Put => self.master.call::<BatchPutStart, &str>(&arguments).await?,
+            PutMode::Upsert => self.master.call::<BatchUpsertStart, &str>(&arguments).await?,
         };
-        self.in_step(asked, answers)
+        self.check_length(asked, answers)
     }
 
-    /// [`Objects::end`] for several objects.
+    /// [`ObjectClient::end`] for several objects.
     ///
     /// # Errors
-    /// As [`Objects::exist`].
+    /// As [`ObjectClient::exist`].
     pub async fn end_batch(
         &self,
-        mode: Mode,
+        mode: PutMode,
         objects: Vec<ObjectMeta<&str>>,
-    ) -> Result<Vec<Outcome<()>>, RpcError> {
+    ) -> Result<Vec<MasterResult<()>>, RpcError> {
         let asked = objects.len();
         let (client_id, tenant) = (self.client_id, &*self.tenant);
         let answers = match mode {
-            Mode::Put => {
+            PutMode::Put => {
                 let replica_type = ReplicaType::ALL;
                 let arguments = BatchPutEndArguments { client_id, objects, replica_type, tenant };
                 self.master.call::<BatchPutEnd, &str>(&arguments).await?
             }
-            Mode::Upsert => {
+            PutMode::Upsert => {
                 let arguments = BatchUpsertEndArguments { client_id, objects, tenant };
                 self.master.call::<BatchUpsertEnd, &str>(&arguments).await?
             }
         };
-        self.in_step(asked, answers)
+        self.check_length(asked, answers)
     }
 
-    /// [`Objects::revoke`] for several objects.
+    /// [`ObjectClient::revoke`] for several objects.
     ///
     /// # Errors
-    /// As [`Objects::exist`].
-    pub async fn revoke_batch(&self, mode: Mode, keys: Vec<&str>) -> Result<Vec<Outcome<()>>, RpcError> {
+    /// As [`ObjectClient::exist`].
+    pub async fn revoke_batch(
+        &self,
+        mode: PutMode,
+        keys: Vec<&str>,
+    ) -> Result<Vec<MasterResult<()>>, RpcError> {
         let asked = keys.len();
         let (client_id, tenant) = (self.client_id, &*self.tenant);
         let answers = match mode {
-            Mode::Put => {
+            PutMode::Put => {
                 let replica_type = ReplicaType::ALL;
                 let arguments = BatchPutRevokeArguments { client_id, keys, replica_type, tenant };
                 self.master.call::<BatchPutRevoke, &str>(&arguments).await?
             }
-            Mode::Upsert => {
+            PutMode::Upsert => {
                 let arguments = BatchUpsertRevokeArguments { client_id, keys, tenant };
                 self.master.call::<BatchUpsertRevoke, &str>(&arguments).await?
             }
         };
-        self.in_step(asked, answers)
+        self.check_length(asked, answers)
     }
 
     /// Removes an object. With `force` also one that is leased.
@@ -214,15 +221,19 @@ impl Objects {
         Ok(self.master.call::<Remove, &str>(&arguments).await??)
     }
 
-    /// [`Objects::remove`] for several objects. Masters since 0.3.10.post2 know this.
+    /// [`ObjectClient::remove`] for several objects. Masters since 0.3.10.post2 know this.
     ///
     /// # Errors
-    /// As [`Objects::exist`].
-    pub async fn remove_batch(&self, keys: Vec<&str>, force: bool) -> Result<Vec<Outcome<()>>, RpcError> {
+    /// As [`ObjectClient::exist`].
+    pub async fn remove_batch(
+        &self,
+        keys: Vec<&str>,
+        force: bool,
+    ) -> Result<Vec<MasterResult<()>>, RpcError> {
         let asked = keys.len();
         let arguments = BatchRemoveArguments { keys, force, tenant: &*self.tenant };
         let answers = self.master.call::<BatchRemove, &str>(&arguments).await?;
-        self.in_step(asked, answers)
+        self.check_length(asked, answers)
     }
 
     /// Removes the objects whose key matches a regular expression, and returns their number. Without `force`
@@ -239,7 +250,7 @@ impl Objects {
     /// Removes all objects of the tenant, and returns their number. Without `force` those that are leased stay.
     ///
     /// # Errors
-    /// As [`Objects::exist`].
+    /// As [`ObjectClient::exist`].
     pub async fn remove_all(&self, force: bool) -> Result<u64, RpcError> {
         let arguments = RemoveAllArguments { force, tenant: &*self.tenant };
         let removed = self.master.call::<RemoveAll, &str>(&arguments).await?;
@@ -254,7 +265,7 @@ impl Objects {
         KeysArguments { keys, tenant: &self.tenant }
     }
 
-    fn in_step<T>(&self, asked: usize, answers: Vec<T>) -> Result<Vec<T>, RpcError> {
+    fn check_length<T>(&self, asked: usize, answers: Vec<T>) -> Result<Vec<T>, RpcError> {
         if answers.len() == asked {
             return Ok(answers);
         }

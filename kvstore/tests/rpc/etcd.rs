@@ -14,14 +14,14 @@ use super::*;
 const KEY: &str = "mooncake-store/mooncake_cluster/master_view";
 
 /// A node of etcd, killed when dropped.
-struct Etcd {
+struct TestEtcd {
     process: Child,
     endpoint: String,
     http: reqwest::Client,
     _folder: TempDir,
 }
 
-impl Drop for Etcd {
+impl Drop for TestEtcd {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -33,7 +33,7 @@ async fn free_address() -> String {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string()
 }
 
-impl Etcd {
+impl TestEtcd {
     /// None where etcd is not installed.
     async fn start() -> Option<Self> {
         let (endpoint, peer, folder) = (free_address().await, free_address().await, TempDir::new().unwrap());
@@ -47,7 +47,7 @@ impl Etcd {
             Err(error) if error.kind() == ErrorKind::NotFound => return None,
             process => process.unwrap(),
         };
-        let http = moongate_runtime::plain_http().build().unwrap();
+        let http = moongate_runtime::plain_http_client().build().unwrap();
         let etcd = Self { process, endpoint, http, _folder: folder };
         let health = format!("http://{}/health", etcd.endpoint);
         tokio::time::timeout(LIMIT, async {
@@ -88,7 +88,7 @@ async fn counting_master(supervisor: &Supervisor, most: usize) -> (String, Arc<A
 
 #[tokio::test]
 async fn the_leader_is_looked_up_in_etcd_before_each_connection() {
-    let Some(etcd) = Etcd::start().await else {
+    let Some(etcd) = TestEtcd::start().await else {
         eprintln!("SKIPPED: etcd is not installed");
         return;
     };
@@ -97,7 +97,7 @@ async fn the_leader_is_looked_up_in_etcd_before_each_connection() {
     let (second, counted_second) = counting_master(&supervisor, usize::MAX).await;
     // One node of etcd that cannot be reached does no harm.
     let address = format!("etcd://{},{}", free_address().await, etcd.endpoint);
-    let master = Master::new(&address, options(), &supervisor);
+    let master = MasterClient::new(&address, options(), &supervisor);
     let error = exists(&master, "7").await.unwrap_err().to_string();
     assert!(error.contains(KEY) && error.contains("no master leads"), "{error}");
 
@@ -124,6 +124,6 @@ async fn the_leader_is_looked_up_in_etcd_before_each_connection() {
     assert_eq!(counted_first.load(Ordering::SeqCst), 1);
 
     etcd.put("mooncake-store/blue/master_view", &second).await;
-    let blue = Master::new(&format!("etcd://{}/blue", etcd.endpoint), options(), &supervisor);
+    let blue = MasterClient::new(&format!("etcd://{}/blue", etcd.endpoint), options(), &supervisor);
     assert!(exists(&blue, "7").await.unwrap());
 }

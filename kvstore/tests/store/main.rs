@@ -1,23 +1,23 @@
 //! The client against real masters and store nodes, of several releases.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
+mod harness;
 mod nodes;
-mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mooncake_wire::key::{Part, Tensor};
+use mooncake_wire::key::{BlockPart, SglangTensor};
 use mooncake_wire::rpc::{
-    ClientArguments, GetReplicaList, KeyArguments, NoArguments, Ping, RETURNS, ServiceReady,
+    ClientArguments, GetReplicaList, KeyArguments, MEMORY_RETAINED, NoArguments, Ping, ServiceReady,
 };
 use mooncake_wire::types::{ClientStatus, DEFAULT_TENANT, ReplicaMedium, Uuid};
 use mooncake_wire::{Dialect, ErrorCode};
-use moongate_kvstore::admin::{self, Admin, AdminError};
-use moongate_kvstore::rpc::{self, Master, RpcError};
+use moongate_kvstore::admin::{self, AdminClient, AdminError};
+use moongate_kvstore::rpc::{self, MasterClient, RpcError};
 use moongate_kvstore::snapshot;
 use moongate_runtime::Supervisor;
 
-use world::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode, has};
+use harness::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode, has};
 
 /// Keys as SGLang makes them: two objects for each of five pages.
 fn page_keys() -> Vec<String> {
@@ -29,7 +29,7 @@ fn replicas(key: &str) -> KeyArguments<&str> {
 }
 
 /// The endpoint of an object's replica, by RPC.
-async fn endpoint_of(client: &Master, key: &str) -> String {
+async fn endpoint_of(client: &MasterClient, key: &str) -> String {
     let list = client.call::<GetReplicaList, &str>(&replicas(key)).await.unwrap().unwrap();
     let [replica] = &list.replicas[..] else { panic!("{list:?}") };
     let ReplicaMedium::Memory(buffer) = &replica.medium else { panic!("{replica:?}") };
@@ -50,7 +50,7 @@ async fn reads_what_was_written(release: &'static str, dialects: &[Dialect]) {
     // By RPC. This master ignores what is attached to a call.
     let client = master.client(&supervisor);
     let stranger = ClientArguments { client_id: Uuid { first: 1, second: 2 } };
-    let pong = client.call_attaching::<Ping, &str>(&stranger, RETURNS).await.unwrap().unwrap();
+    let pong = client.call_with_attachment::<Ping, &str>(&stranger, MEMORY_RETAINED).await.unwrap().unwrap();
     assert_eq!(pong.client_status, ClientStatus::NEED_REMOUNT);
     assert_eq!(client.call::<ServiceReady, &str>(&NoArguments).await.unwrap().as_deref(), Ok("2.0.0"));
     let asked = vec![&*pages[0], "nothing", "x,y"];
@@ -86,10 +86,14 @@ async fn reads_what_was_written(release: &'static str, dialects: &[Dialect]) {
 
     // As a snapshot of the pages' first parts.
     let first = |key: &mooncake_wire::key::ObjectKey<'_>| match key.part {
-        Part::Sglang(part) => part.tensor == Tensor::Key,
+        BlockPart::Sglang(part) => part.tensor == SglangTensor::Key,
         _ => false,
     };
-    let options = snapshot::Options { busy_share: 1.0, chunk: 2, ..snapshot::Options::default() };
+    let options = snapshot::StoreSnapshotOptions {
+        busy_share: 1.0,
+        chunk: 2,
+        ..snapshot::StoreSnapshotOptions::default()
+    };
     let mut located = BTreeSet::new();
     let turn = Default::default();
     let taken = snapshot::read(&admin, &options, &turn, first, |key, replicas| {
@@ -99,8 +103,8 @@ async fn reads_what_was_written(release: &'static str, dialects: &[Dialect]) {
     let summary = taken.await.unwrap();
     let expected: BTreeSet<_> = pages.iter().filter(|key| key.ends_with("_k")).cloned().collect();
     assert_eq!(located, expected, "{release}");
-    assert_eq!((summary.listed, summary.passed_over, summary.located), (12, 7, 5), "{summary:?}");
-    assert_eq!((summary.gone, summary.left_out), (0, 0), "{summary:?}");
+    assert_eq!((summary.listed, summary.skipped, summary.located), (12, 7, 5), "{summary:?}");
+    assert_eq!((summary.missing, summary.unqueryable), (0, 0), "{summary:?}");
 
     if release == NEWEST {
         assert!(!admin.kv_events_status().await.unwrap().enabled);
@@ -109,7 +113,7 @@ async fn reads_what_was_written(release: &'static str, dialects: &[Dialect]) {
         let detail = admin.segments_detail().await.unwrap();
         assert_eq!((detail.total_segments, &detail.segments[0].te_endpoint), (1, &place[0].0));
     } else {
-        assert!(matches!(admin.segments_detail().await, Err(AdminError::Missing { .. })));
+        assert!(matches!(admin.segments_detail().await, Err(AdminError::NotFound { .. })));
     }
 }
 
@@ -173,14 +177,17 @@ async fn a_master_that_comes_back_is_found_again() {
 async fn ports_that_are_mixed_up_are_named() {
     let supervisor = Supervisor::new();
     let master = RealMaster::start(NEWEST).await;
-    let options = rpc::Options { time_limit: std::time::Duration::from_secs(3), ..rpc::Options::default() };
-    let client = Master::new(&master.admin, options, &supervisor);
+    let options = rpc::MasterClientOptions {
+        timeout: std::time::Duration::from_secs(3),
+        ..rpc::MasterClientOptions::default()
+    };
+    let client = MasterClient::new(&master.admin, options, &supervisor);
     let error = client.exist_and_lease(vec!["k"]).await.unwrap_err();
     let told =
         matches!(error, RpcError::NotMaster { .. } | RpcError::Lost { .. } | RpcError::TimedOut { .. });
     assert!(told && error.to_string().contains(&master.admin), "{error}");
 
-    let admin = Admin::new(&master.rpc, admin::Options::default()).unwrap();
+    let admin = AdminClient::new(&master.rpc, admin::AdminClientOptions::default()).unwrap();
     let error = admin.health().await.unwrap_err();
     assert!(error.to_string().contains(&master.rpc), "{error}");
 }

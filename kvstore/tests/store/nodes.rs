@@ -8,25 +8,27 @@ use std::time::{Duration, Instant};
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::routing::get;
-use moongate_kvstore::nodes::{Loss, Metadata, Node, NodeEvent, NodeWatch, Options};
+use moongate_kvstore::nodes::{
+    MetadataSource, NodeLossReason, NodeWatchOptions, NodeWatcher, StoreNodeEvent, WatchedNode,
+};
 use moongate_runtime::Supervisor;
 use parking_lot::Mutex;
 
-use crate::world::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode};
+use crate::harness::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode};
 
-async fn next(watch: &mut NodeWatch) -> NodeEvent {
+async fn next(watch: &mut NodeWatcher) -> StoreNodeEvent {
     tokio::time::timeout(LIMIT, watch.next()).await.expect("an event in time")
 }
 
-async fn up(watch: &mut NodeWatch) -> Node {
+async fn up(watch: &mut NodeWatcher) -> WatchedNode {
     match next(watch).await {
-        NodeEvent::Up(node) => node,
+        StoreNodeEvent::Up(node) => node,
         other => panic!("{other:?}"),
     }
 }
 
 /// Watches for a while in which nothing may happen, so that lines can be opened.
-async fn quiet(watch: &mut NodeWatch, other: impl Future<Output = ()>) {
+async fn quiet(watch: &mut NodeWatcher, other: impl Future<Output = ()>) {
     tokio::select! {
         event = watch.next() => panic!("{event:?}"),
         () = other => {}
@@ -34,11 +36,11 @@ async fn quiet(watch: &mut NodeWatch, other: impl Future<Output = ()>) {
 }
 
 /// A node is killed while another reads and writes.
-async fn a_dead_node_is_noticed(metadata: &str, options: Options) {
+async fn a_dead_node_is_noticed(metadata: &str, options: NodeWatchOptions) {
     let master = RealMaster::start(NEWEST).await;
     let mut survivor = RealNode::start(&master, metadata, 32).await;
     survivor.put("kept", 4096).await;
-    let mut watch = NodeWatch::new(master.admin(), options);
+    let mut watch = NodeWatcher::new(master.admin(), options);
     let survives = up(&mut watch).await;
     let mut victim = RealNode::start(&master, metadata, 32).await;
     let mut reader = RealNode::start(&master, metadata, 0).await;
@@ -63,7 +65,10 @@ async fn a_dead_node_is_noticed(metadata: &str, options: Options) {
     victim.kill().await;
     let event = next(&mut watch).await;
     let after = killed.elapsed();
-    assert!(matches!(&event, NodeEvent::Lost(node, Loss::Unreachable(_)) if *node == dies), "{event:?}");
+    assert!(
+        matches!(&event, StoreNodeEvent::Lost(node, NodeLossReason::Unreachable(_)) if *node == dies),
+        "{event:?}"
+    );
     assert!(after < Duration::from_secs(1), "{after:?}");
     // The master has not noticed yet, and its list does not bring the node back.
     assert_eq!(master.admin().segments_detail().await.unwrap().segments.len(), 2);
@@ -72,32 +77,32 @@ async fn a_dead_node_is_noticed(metadata: &str, options: Options) {
         assert_eq!(reader.get("kept").await, 4096);
     };
     quiet(&mut watch, reads).await;
-    assert_eq!(watch.up().collect::<Vec<_>>(), [&survives]);
+    assert_eq!(watch.mark_up().collect::<Vec<_>>(), [&survives]);
 }
 
 #[tokio::test]
 async fn a_dead_node_is_noticed_with_handshakes() {
-    a_dead_node_is_noticed(HANDSHAKE, Options::default()).await;
+    a_dead_node_is_noticed(HANDSHAKE, NodeWatchOptions::default()).await;
 }
 
-type Stored = Arc<Mutex<BTreeMap<String, String>>>;
-type Asked = Query<BTreeMap<String, String>>;
+type MetadataEntries = Arc<Mutex<BTreeMap<String, String>>>;
+type MetadataQuery = Query<BTreeMap<String, String>>;
 
 /// An HTTP metadata server; Mooncake's own listens on all interfaces.
 async fn metadata_server(supervisor: &Supervisor) -> String {
-    let read = async |State(stored): State<Stored>, Query(asked): Asked| {
+    let read = async |State(stored): State<MetadataEntries>, Query(asked): MetadataQuery| {
         stored.lock().get(&asked["key"]).cloned().ok_or(StatusCode::NOT_FOUND)
     };
-    let write = async |State(stored): State<Stored>, Query(asked): Asked, body: String| {
+    let write = async |State(stored): State<MetadataEntries>, Query(asked): MetadataQuery, body: String| {
         stored.lock().insert(asked["key"].clone(), body);
         "metadata updated"
     };
-    let remove = async |State(stored): State<Stored>, Query(asked): Asked| {
+    let remove = async |State(stored): State<MetadataEntries>, Query(asked): MetadataQuery| {
         stored.lock().remove(&asked["key"]).map(|_| "metadata deleted").ok_or(StatusCode::NOT_FOUND)
     };
     let router = axum::Router::new()
         .route("/metadata", get(read).put(write).delete(remove))
-        .with_state(Stored::default());
+        .with_state(MetadataEntries::default());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     supervisor.spawn("metadata", async move { axum::serve(listener, router).await.unwrap() });
@@ -108,28 +113,28 @@ async fn metadata_server(supervisor: &Supervisor) -> String {
 async fn a_dead_node_is_noticed_with_a_metadata_server() {
     let supervisor = Supervisor::new();
     let url = metadata_server(&supervisor).await;
-    let metadata = Metadata::Http { url: url.clone(), cluster_id: None };
-    a_dead_node_is_noticed(&url, Options { metadata, ..Options::default() }).await;
+    let metadata = MetadataSource::Http { url: url.clone(), cluster_id: None };
+    a_dead_node_is_noticed(&url, NodeWatchOptions { metadata, ..NodeWatchOptions::default() }).await;
 }
 
 #[tokio::test]
 async fn nodes_leave_and_masters_restart() {
     let mut master = RealMaster::start(NEWEST).await;
     let mut stays = RealNode::start(&master, HANDSHAKE, 32).await;
-    let mut watch = NodeWatch::new(master.admin(), Options::default());
+    let mut watch = NodeWatcher::new(master.admin(), NodeWatchOptions::default());
     let there = up(&mut watch).await;
     let mut leaves = RealNode::start(&master, HANDSHAKE, 32).await;
     let left = up(&mut watch).await;
     leaves.close().await;
     // The process closes its port, or the master unlists it, whichever is seen first.
     let event = next(&mut watch).await;
-    assert!(matches!(&event, NodeEvent::Lost(node, _) if *node == left), "{event:?}");
+    assert!(matches!(&event, StoreNodeEvent::Lost(node, _) if *node == left), "{event:?}");
 
     master.kill().await;
-    assert!(matches!(next(&mut watch).await, NodeEvent::MasterLost(_)));
-    assert_eq!(watch.up().collect::<Vec<_>>(), [&there], "a node lives without its master");
+    assert!(matches!(next(&mut watch).await, StoreNodeEvent::MasterLost(_)));
+    assert_eq!(watch.mark_up().collect::<Vec<_>>(), [&there], "a node lives without its master");
     let _master = master.start_again().await;
-    assert_eq!(next(&mut watch).await, NodeEvent::MasterBack);
+    assert_eq!(next(&mut watch).await, StoreNodeEvent::MasterRecovered);
     // The node mounts its segment again, perhaps after the master has been seen without it.
     let mut events = Vec::new();
     let remounted = async {
@@ -143,7 +148,8 @@ async fn nodes_leave_and_masters_restart() {
             () = &mut remounted => break,
         }
     }
-    let missing = [NodeEvent::Lost(there.clone(), Loss::Unlisted), NodeEvent::Up(there.clone())];
+    let missing =
+        [StoreNodeEvent::Lost(there.clone(), NodeLossReason::Unlisted), StoreNodeEvent::Up(there.clone())];
     assert!(events.is_empty() || events == missing, "{events:?}");
-    assert_eq!(watch.up().collect::<Vec<_>>(), [&there]);
+    assert_eq!(watch.mark_up().collect::<Vec<_>>(), [&there]);
 }

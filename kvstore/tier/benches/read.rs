@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use moongate_tier::{Options, Tier};
+use moongate_tier::{FileTier, TierOptions};
 
 const OBJECT: usize = 4 << 20;
 const TOTAL: usize = 512 << 20;
@@ -30,17 +30,17 @@ fn main() {
         let path = folder.path().join("tier");
         // Filled to its end: parts never written are read without the disk, and fio reads everywhere.
         let pages = TOTAL as u64 / u64::from(block) * 4096;
-        let options = Options { block, ..Options::new(&path, TOTAL as u64 + pages + (2 << 20)) };
-        let tier = Tier::open(&options).unwrap();
+        let options = TierOptions { block, ..TierOptions::new(&path, TOTAL as u64 + pages + (2 << 20)) };
+        let tier = FileTier::open(&options).unwrap();
         let put = put(&tier);
         drop(tier);
         let mut rates = [vec![], vec![], vec![], vec![]];
         for _ in 0..ROUNDS {
-            let tier = Tier::open(&options).unwrap();
+            let tier = FileTier::open(&options).unwrap();
             rates[0].push(get(&tier, 1));
             rates[1].push(get(&tier, BATCH));
             drop(tier);
-            let tier = Tier::open(&Options { io_uring: false, ..options.clone() }).unwrap();
+            let tier = FileTier::open(&TierOptions { io_uring: false, ..options.clone() }).unwrap();
             rates[2].push(get(&tier, BATCH));
             drop(tier);
             rates[3].push(fio(&path, block));
@@ -54,7 +54,7 @@ fn main() {
     }
 }
 
-fn put(tier: &Tier) -> f64 {
+fn put(tier: &FileTier) -> f64 {
     let mut object = vec![0; OBJECT];
     fastrand::fill(&mut object);
     let begun = Instant::now();
@@ -66,7 +66,7 @@ fn put(tier: &Tier) -> f64 {
 }
 
 /// Objects in an order by chance, copied out as a store copies them into its memory.
-fn get(tier: &Tier, batch: usize) -> f64 {
+fn get(tier: &FileTier, batch: usize) -> f64 {
     let mut into = vec![0u8; OBJECT];
     let mut bytes = 0;
     let begun = Instant::now();

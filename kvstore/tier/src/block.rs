@@ -5,7 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::buffer::ALIGN;
-use crate::{Error, Options};
+use crate::{TierError, TierOptions};
 
 /// Where data begins is a multiple of this.
 const DATA_ALIGN: u64 = 1 << 20;
@@ -13,22 +13,22 @@ const PAGE: u64 = ALIGN as u64;
 
 /// A file: the superblock, a page about each block, the blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub(crate) struct TierLayout {
     pub(crate) block: u32,
     pub(crate) blocks: u32,
 }
 
-impl Layout {
-    pub(crate) fn of(options: &Options) -> Result<Self, Error> {
+impl TierLayout {
+    pub(crate) fn of(options: &TierOptions) -> Result<Self, TierError> {
         let block = options.block;
         if block == 0 || !u64::from(block).is_multiple_of(PAGE) || block > 64 << 20 {
-            return Err(Error::Options("a block has a multiple of 4096 bytes, at most 64 MiB"));
+            return Err(TierError::Options("a block has a multiple of 4096 bytes, at most 64 MiB"));
         }
         let room = options.capacity.saturating_sub(PAGE + DATA_ALIGN);
         match u32::try_from(room / (u64::from(block) + PAGE)) {
-            Ok(0) => Err(Error::Options("the tier's file has no room for a block; make it larger")),
+            Ok(0) => Err(TierError::Options("the tier's file has no room for a block; make it larger")),
             Ok(blocks) => Ok(Self { block, blocks }),
-            Err(_) => Err(Error::Options("the tier's file has too many blocks; make them larger")),
+            Err(_) => Err(TierError::Options("the tier's file has too many blocks; make them larger")),
         }
     }
 
@@ -48,9 +48,9 @@ impl Layout {
 
 /// Blocks that nobody uses.
 #[derive(Debug, Default)]
-pub(crate) struct Free(Mutex<Vec<u32>>);
+pub(crate) struct FreeBlocks(Mutex<Vec<u32>>);
 
-impl Free {
+impl FreeBlocks {
     pub(crate) fn new(blocks: Vec<u32>) -> Arc<Self> {
         Arc::new(Self(Mutex::new(blocks)))
     }
@@ -60,27 +60,27 @@ impl Free {
     }
 
     /// So many blocks, or none.
-    pub(crate) fn take(self: &Arc<Self>, count: usize) -> Option<Taken> {
+    pub(crate) fn allocate(self: &Arc<Self>, count: usize) -> Option<AllocatedBlocks> {
         let mut free = self.0.lock();
         let rest = free.len().checked_sub(count)?;
         let mut blocks = free.split_off(rest);
         // In the file's order, so that neighbours are read together.
         blocks.sort_unstable();
-        Some(Taken { blocks, free: Arc::clone(self), retired: false })
+        Some(AllocatedBlocks { blocks, free: Arc::clone(self), retired: false })
     }
 }
 
 /// Blocks that somebody uses; free again when dropped.
 #[derive(Debug)]
-pub(crate) struct Taken {
+pub(crate) struct AllocatedBlocks {
     pub(crate) blocks: Vec<u32>,
-    free: Arc<Free>,
+    free: Arc<FreeBlocks>,
     retired: bool,
 }
 
-impl Taken {
+impl AllocatedBlocks {
     /// These very blocks, which are not free.
-    pub(crate) fn these(blocks: Vec<u32>, free: &Arc<Free>) -> Self {
+    pub(crate) fn from_list(blocks: Vec<u32>, free: &Arc<FreeBlocks>) -> Self {
         Self { blocks, free: Arc::clone(free), retired: false }
     }
 
@@ -90,7 +90,7 @@ impl Taken {
     }
 }
 
-impl Drop for Taken {
+impl Drop for AllocatedBlocks {
     fn drop(&mut self) {
         if !self.retired {
             self.free.0.lock().append(&mut self.blocks);
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn parts_of_the_file_do_not_overlap() {
-        let layout = Layout::of(&Options::new("x", 1 << 30)).unwrap();
+        let layout = TierLayout::of(&TierOptions::new("x", 1 << 30)).unwrap();
         assert!(layout.page(layout.blocks) <= layout.data(0));
         assert!(layout.data(0).is_multiple_of(DATA_ALIGN));
         assert_eq!(layout.data(1) - layout.data(0), 256 << 10);
@@ -114,7 +114,8 @@ mod tests {
 
     #[test]
     fn sizes_that_cannot_be_are_refused() {
-        let with = |capacity, block| Layout::of(&Options { block, ..Options::new("x", capacity) });
+        let with =
+            |capacity, block| TierLayout::of(&TierOptions { block, ..TierOptions::new("x", capacity) });
         assert!(with(1 << 30, 0).is_err());
         assert!(with(1 << 30, 5000).is_err());
         assert!(with(1 << 30, 1 << 30).is_err());
@@ -125,13 +126,13 @@ mod tests {
 
     #[test]
     fn blocks_come_back() {
-        let free = Free::new((0..10).collect());
-        let taken = free.take(7).unwrap();
-        assert!(free.take(4).is_none());
+        let free = FreeBlocks::new((0..10).collect());
+        let taken = free.allocate(7).unwrap();
+        assert!(free.allocate(4).is_none());
         assert_eq!(free.len(), 3);
         drop(taken);
         assert_eq!(free.len(), 10);
-        free.take(1).unwrap().retire();
+        free.allocate(1).unwrap().retire();
         assert_eq!(free.len(), 9);
     }
 }

@@ -7,16 +7,16 @@ pub(crate) const ALIGN: usize = 4096;
 
 /// Bytes at a multiple of [`ALIGN`]. Never grown, so that they stay where they are.
 #[derive(Debug)]
-pub(crate) struct Buffer(BytesMut);
+pub(crate) struct AlignedBuffer(BytesMut);
 
-impl Buffer {
+impl AlignedBuffer {
     /// `len` bytes, all zero.
     pub(crate) fn new(len: usize) -> Self {
         Self(zeroed(len))
     }
 
     /// So many of `len` bytes each, a multiple of [`ALIGN`], in one piece of memory: allocators round sizes like these up.
-    pub(crate) fn several(count: usize, len: usize) -> Vec<Self> {
+    pub(crate) fn allocate(count: usize, len: usize) -> Vec<Self> {
         let mut all = zeroed(count * len);
         (0..count).map(|_| Self(all.split_to(len))).collect()
     }
@@ -49,10 +49,10 @@ mod tests {
     #[test]
     fn buffers_are_whole_and_aligned() {
         for len in [ALIGN, 3 * ALIGN, 1 << 20] {
-            let mut buffer = Buffer::new(len);
+            let mut buffer = AlignedBuffer::new(len);
             assert_eq!(buffer.get().as_ptr().align_offset(ALIGN), 0);
             assert_eq!(buffer.get_mut().len(), len);
-            for mut buffer in Buffer::several(3, len) {
+            for mut buffer in AlignedBuffer::allocate(3, len) {
                 assert_eq!(buffer.get().as_ptr().align_offset(ALIGN), 0);
                 assert_eq!(buffer.get_mut().len(), len);
             }

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, OFlags};
 
-use crate::Error;
+use crate::TierError;
 use crate::buffer::ALIGN;
-use crate::engine::{Direction, Engine, Piece, Visit};
+use crate::engine::{IoChunk, IoDirection, IoEngine, IoVisitor};
 use crate::superblock::Superblock;
 
 /// How long a disk may take for what a killed process has asked of it.
-const LAST_OPERATIONS: Duration = Duration::from_secs(3);
+const LOCK_WAIT: Duration = Duration::from_secs(3);
 
 /// Opened past the system's cache: the tier is one itself, and its blocks are read once.
 pub(crate) fn open_direct(path: &Path) -> io::Result<File> {
@@ -33,14 +33,16 @@ pub(crate) fn open_direct(path: &Path) -> io::Result<File> {
 
 /// Holds the file against other processes. What a killed one had asked of the disk ends a little later than the process, and its lock
 /// with it.
-pub(crate) fn lock(file: &File, path: &Path) -> Result<(), Error> {
+pub(crate) fn lock(file: &File, path: &Path) -> Result<(), TierError> {
     let begun = Instant::now();
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(()),
-            Err(TryLockError::Error(problem)) => return Err(Error::Io { path: path.to_owned(), problem }),
-            Err(TryLockError::WouldBlock) if begun.elapsed() > LAST_OPERATIONS => {
-                return Err(Error::InUse(path.to_owned()));
+            Err(TryLockError::Error(problem)) => {
+                return Err(TierError::Io { path: path.to_owned(), problem });
+            }
+            Err(TryLockError::WouldBlock) if begun.elapsed() > LOCK_WAIT => {
+                return Err(TierError::InUse(path.to_owned()));
             }
             Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(5)),
         }
@@ -67,11 +69,11 @@ pub(crate) enum FileStart {
 }
 
 /// Reads the file's beginning.
-pub(crate) fn read_start(file: &File, engine: &Engine) -> io::Result<FileStart> {
-    struct First(FileStart, Option<io::Error>);
-    impl Visit for First {
+pub(crate) fn read_start(file: &File, engine: &IoEngine) -> io::Result<FileStart> {
+    struct FirstPageReader(FileStart, Option<io::Error>);
+    impl IoVisitor for FirstPageReader {
         fn fill(&mut self, _: usize, _: &mut [u8]) {}
-        fn over(&mut self, _: usize, outcome: io::Result<&[u8]>) {
+        fn complete(&mut self, _: usize, outcome: io::Result<&[u8]>) {
             match outcome {
                 Ok(bytes) => {
                     self.0 = match Superblock::decode(bytes) {
@@ -88,11 +90,13 @@ pub(crate) fn read_start(file: &File, engine: &Engine) -> io::Result<FileStart> 
         }
     }
     let length = file.metadata()?.len();
-    let mut first = First(FileStart::Empty, None);
-    engine.transfer(file, Direction::Read, &[Piece { offset: 0, len: ALIGN }], &mut first)?;
+    let mut first = FirstPageReader(FileStart::Empty, None);
+    engine.transfer(file, IoDirection::Read, &[IoChunk { offset: 0, len: ALIGN }], &mut first)?;
     match first {
-        First(_, Some(problem)) => Err(problem),
-        First(FileStart::Empty, None) if length > 0 && length < ALIGN as u64 => Ok(FileStart::Damaged),
-        First(start, None) => Ok(start),
+        FirstPageReader(_, Some(problem)) => Err(problem),
+        FirstPageReader(FileStart::Empty, None) if length > 0 && length < ALIGN as u64 => {
+            Ok(FileStart::Damaged)
+        }
+        FirstPageReader(start, None) => Ok(start),
     }
 }

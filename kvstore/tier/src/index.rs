@@ -5,41 +5,41 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 
-use crate::block::Taken;
+use crate::block::AllocatedBlocks;
 
 /// An object in the file. Its blocks are free again when the last who reads it lets go of it.
 #[derive(Debug)]
-pub(crate) struct Stored {
+pub(crate) struct TierObject {
     pub(crate) generation: u64,
     pub(crate) len: u64,
     /// CRC-32C of its part in each block.
     pub(crate) crcs: Vec<u32>,
-    pub(crate) taken: Taken,
+    pub(crate) blocks: AllocatedBlocks,
 }
 
-impl Stored {
+impl TierObject {
     /// The block whose page tells of it.
     pub(crate) fn first(&self) -> Option<u32> {
-        self.taken.blocks.first().copied()
+        self.blocks.blocks.first().copied()
     }
 }
 
 #[derive(Debug)]
-struct Held {
-    stored: Arc<Stored>,
+struct IndexedObject {
+    stored: Arc<TierObject>,
     used: u64,
 }
 
 /// Objects by key, and by when they were last used.
 #[derive(Debug, Default)]
-pub(crate) struct Index {
-    by_key: HashMap<Arc<[u8]>, Held, RandomState>,
+pub(crate) struct TierIndex {
+    by_key: HashMap<Arc<[u8]>, IndexedObject, RandomState>,
     by_use: BTreeMap<u64, Arc<[u8]>>,
     clock: u64,
     bytes: u64,
 }
 
-impl Index {
+impl TierIndex {
     pub(crate) fn len(&self) -> usize {
         self.by_key.len()
     }
@@ -57,7 +57,7 @@ impl Index {
     }
 
     /// The object of a key, which is now the last to go.
-    pub(crate) fn used(&mut self, key: &[u8]) -> Option<Arc<Stored>> {
+    pub(crate) fn used(&mut self, key: &[u8]) -> Option<Arc<TierObject>> {
         self.clock += 1;
         let held = self.by_key.get_mut(key)?;
         if let Some(key) = self.by_use.remove(&held.used) {
@@ -68,7 +68,7 @@ impl Index {
     }
 
     /// Enters an object, and gives back the one that has to go: an older one of the same key, or this one if there is a newer.
-    pub(crate) fn enter(&mut self, key: &[u8], stored: Arc<Stored>) -> Option<Arc<Stored>> {
+    pub(crate) fn insert(&mut self, key: &[u8], stored: Arc<TierObject>) -> Option<Arc<TierObject>> {
         if self.by_key.get(key).is_some_and(|held| held.stored.generation > stored.generation) {
             return Some(stored);
         }
@@ -77,11 +77,11 @@ impl Index {
         let key: Arc<[u8]> = key.into();
         self.bytes += stored.len;
         self.by_use.insert(self.clock, Arc::clone(&key));
-        self.by_key.insert(key, Held { stored, used: self.clock });
+        self.by_key.insert(key, IndexedObject { stored, used: self.clock });
         before
     }
 
-    pub(crate) fn remove(&mut self, key: &[u8]) -> Option<Arc<Stored>> {
+    pub(crate) fn remove(&mut self, key: &[u8]) -> Option<Arc<TierObject>> {
         let held = self.by_key.remove(key)?;
         self.by_use.remove(&held.used);
         self.bytes -= held.stored.len;
@@ -89,13 +89,13 @@ impl Index {
     }
 
     /// Removes an object, unless another has taken its place. Whether it did.
-    pub(crate) fn remove_this(&mut self, key: &[u8], stored: &Arc<Stored>) -> bool {
+    pub(crate) fn remove_if_same(&mut self, key: &[u8], stored: &Arc<TierObject>) -> bool {
         let same = self.by_key.get(key).is_some_and(|held| Arc::ptr_eq(&held.stored, stored));
         same && self.remove(key).is_some()
     }
 
     /// Removes the object that was used longest ago.
-    pub(crate) fn pop(&mut self) -> Option<(Arc<[u8]>, Arc<Stored>)> {
+    pub(crate) fn pop(&mut self) -> Option<(Arc<[u8]>, Arc<TierObject>)> {
         let key = self.by_use.first_key_value().map(|(_, key)| Arc::clone(key))?;
         let stored = self.remove(&key)?;
         Some((key, stored))

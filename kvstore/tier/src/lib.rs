@@ -1,21 +1,21 @@
 //! A store of blocks in a file on NVMe, for what has no room in memory.
 //!
-//! - [`Tier::put`] writes an object and makes room for it: those that were not asked for longest go first.
-//! - [`Tier::get`] and [`Tier::get_many`] read through io_uring, many blocks at a time; where that is not permitted, with threads.
+//! - [`FileTier::put`] writes an object and makes room for it: those that were not asked for longest go first.
+//! - [`FileTier::get`] and [`FileTier::get_many`] read through io_uring, many blocks at a time; where that is not permitted, with threads.
 //! - Each block has a checksum. What is not what was written is dropped and reported, never served.
 //! - A process that is killed loses no object that was put, and leaves none that was half written. After a machine lost its power
 //!   nothing is known of what had reached the disk: then the tier begins anew. It is a cache.
 
 mod block;
+mod block_io;
 mod buffer;
 mod engine;
+mod eviction;
 mod file;
 mod index;
-mod lanes;
 mod page;
-mod parts;
 mod ring;
-mod room;
+mod ring_pool;
 mod scan;
 mod superblock;
 mod threads;
@@ -25,11 +25,11 @@ use std::io;
 use std::path::PathBuf;
 
 pub use page::{MAX_BLOCKS, MAX_KEY};
-pub use tier::{Counts, Tier};
+pub use tier::{FileTier, TierCounts};
 
 /// How a tier is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Options {
+pub struct TierOptions {
     /// The file; made if it is missing.
     pub path: PathBuf,
     /// Its size in bytes, all of it taken at once.
@@ -40,7 +40,7 @@ pub struct Options {
     pub io_uring: bool,
 }
 
-impl Options {
+impl TierOptions {
     /// A file of this many bytes, in blocks of 256 KiB.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>, capacity: u64) -> Self {
@@ -50,7 +50,7 @@ impl Options {
 
 /// Why something did not happen.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum TierError {
     /// The file system or the disk says no.
     #[error("{path}: {problem}", path = path.display())]
     Io {
@@ -69,12 +69,12 @@ pub enum Error {
     #[error("a key of {0} bytes; it has 1 to {MAX_KEY}")]
     Key(usize),
     /// An object that does not fit.
-    #[error("an object of {len} bytes; it has 1 to {most}")]
+    #[error("an object of {len} bytes; it has 1 to {max}")]
     Length {
         /// Its length.
         len: u64,
         /// The longest that fits.
-        most: u64,
+        max: u64,
     },
     /// All blocks are being read or written just now.
     #[error("all blocks are in use just now")]

@@ -3,7 +3,7 @@
 
 use moongate_memory::Crc32c;
 
-use crate::block::Layout;
+use crate::block::TierLayout;
 use crate::buffer::ALIGN;
 
 /// Longest key in bytes.
@@ -20,7 +20,7 @@ const SEAL: usize = ALIGN - 4;
 
 /// An object as its page tells of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Page {
+pub(crate) struct ObjectPage {
     /// Counts up with every object: of two with one key, the higher is the newer.
     pub(crate) generation: u64,
     pub(crate) key: Vec<u8>,
@@ -33,7 +33,7 @@ pub(crate) struct Page {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PageContent {
     /// An object begins in the block.
-    Object(Page),
+    Object(ObjectPage),
     /// Nothing: never written, wiped, or of a former life of the file.
     Vacant,
     /// Something that is not what was written, or not where it was written.
@@ -45,7 +45,7 @@ pub(crate) fn blocks_of(len: u64, block: u32) -> u64 {
     len.div_ceil(u64::from(block))
 }
 
-impl Page {
+impl ObjectPage {
     /// Writes it into a page of a file that lives its `life`-th life.
     pub(crate) fn encode(&self, life: u64, into: &mut [u8]) {
         let mut bytes = Vec::with_capacity(ALIGN);
@@ -67,7 +67,7 @@ impl Page {
     }
 
     /// Reads the page of block `at`.
-    pub(crate) fn decode(bytes: &[u8], life: u64, at: u32, layout: Layout) -> PageContent {
+    pub(crate) fn decode(bytes: &[u8], life: u64, at: u32, layout: TierLayout) -> PageContent {
         if bytes.iter().all(|byte| *byte == 0) {
             return PageContent::Vacant;
         }
@@ -86,7 +86,7 @@ impl Page {
         (Crc32c::of(body).to_le_bytes() == seal).then_some(body)
     }
 
-    fn parse(body: &[u8], at: u32, layout: Layout) -> Option<Self> {
+    fn parse(body: &[u8], at: u32, layout: TierLayout) -> Option<Self> {
         let number = |at: usize| Some(u32::from_le_bytes(body.get(at..at + 4)?.try_into().ok()?));
         let word = |at: usize| Some(u64::from_le_bytes(body.get(at..at + 8)?.try_into().ok()?));
         let count = usize::try_from(number(36)?).ok().filter(|count| *count <= MAX_BLOCKS)?;
@@ -115,10 +115,10 @@ mod tests {
 
     use super::*;
 
-    const LAYOUT: Layout = Layout { block: 4096, blocks: 1000 };
+    const LAYOUT: TierLayout = TierLayout { block: 4096, blocks: 1000 };
 
-    fn page(key: usize, blocks: u32) -> Page {
-        Page {
+    fn page(key: usize, blocks: u32) -> ObjectPage {
+        ObjectPage {
             generation: 77,
             key: (0..key).map(|at| at as u8).collect(),
             len: u64::from(blocks) * 4096 - 5,
@@ -126,7 +126,7 @@ mod tests {
         }
     }
 
-    fn encoded(page: &Page) -> Vec<u8> {
+    fn encoded(page: &ObjectPage) -> Vec<u8> {
         let mut bytes = vec![1; ALIGN];
         page.encode(5, &mut bytes);
         bytes
@@ -135,38 +135,44 @@ mod tests {
     #[test]
     fn any_changed_bit_is_damage() {
         let good = encoded(&page(20, 3));
-        assert_eq!(Page::decode(&good, 5, 9, LAYOUT), PageContent::Object(page(20, 3)));
+        assert_eq!(ObjectPage::decode(&good, 5, 9, LAYOUT), PageContent::Object(page(20, 3)));
         for bit in 0..ALIGN * 8 {
             let mut bad = good.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(Page::decode(&bad, 5, 9, LAYOUT), PageContent::Damaged, "bit {bit}");
+            assert_eq!(ObjectPage::decode(&bad, 5, 9, LAYOUT), PageContent::Damaged, "bit {bit}");
         }
     }
 
     #[test]
-    fn a_page_in_another_place_is_damage_and_one_of_another_life_is_none() {
+    fn misplaced_page_is_damaged_and_other_instances_are_vacant() {
         let good = encoded(&page(20, 3));
-        assert_eq!(Page::decode(&good, 6, 9, LAYOUT), PageContent::Vacant);
-        assert_eq!(Page::decode(&[0; ALIGN], 5, 0, LAYOUT), PageContent::Vacant);
-        assert_eq!(Page::decode(&good, 5, 11, LAYOUT), PageContent::Damaged);
-        assert_eq!(Page::decode(&good, 5, 9, Layout { blocks: 13, ..LAYOUT }), PageContent::Damaged);
-        assert_eq!(Page::decode(&good, 5, 9, Layout { block: 8192, ..LAYOUT }), PageContent::Damaged);
-        assert_eq!(Page::decode(&good[..4000], 5, 9, LAYOUT), PageContent::Damaged);
+        assert_eq!(ObjectPage::decode(&good, 6, 9, LAYOUT), PageContent::Vacant);
+        assert_eq!(ObjectPage::decode(&[0; ALIGN], 5, 0, LAYOUT), PageContent::Vacant);
+        assert_eq!(ObjectPage::decode(&good, 5, 11, LAYOUT), PageContent::Damaged);
+        assert_eq!(
+            ObjectPage::decode(&good, 5, 9, TierLayout { blocks: 13, ..LAYOUT }),
+            PageContent::Damaged
+        );
+        assert_eq!(
+            ObjectPage::decode(&good, 5, 9, TierLayout { block: 8192, ..LAYOUT }),
+            PageContent::Damaged
+        );
+        assert_eq!(ObjectPage::decode(&good[..4000], 5, 9, LAYOUT), PageContent::Damaged);
     }
 
     #[test]
     fn a_generation_that_cannot_be_counted_on_from_is_damage() {
-        let last = Page { generation: MAX_GENERATION, ..page(20, 3) };
-        assert_eq!(Page::decode(&encoded(&last), 5, 9, LAYOUT), PageContent::Object(last));
-        let beyond = Page { generation: u64::MAX, ..page(20, 3) };
-        assert_eq!(Page::decode(&encoded(&beyond), 5, 9, LAYOUT), PageContent::Damaged);
+        let last = ObjectPage { generation: MAX_GENERATION, ..page(20, 3) };
+        assert_eq!(ObjectPage::decode(&encoded(&last), 5, 9, LAYOUT), PageContent::Object(last));
+        let beyond = ObjectPage { generation: u64::MAX, ..page(20, 3) };
+        assert_eq!(ObjectPage::decode(&encoded(&beyond), 5, 9, LAYOUT), PageContent::Damaged);
     }
 
     proptest! {
         #[test]
         fn what_is_written_is_read(key in 1..=MAX_KEY, blocks in 1..=MAX_BLOCKS as u32) {
             let page = page(key, blocks);
-            prop_assert_eq!(Page::decode(&encoded(&page), 5, 9, LAYOUT), PageContent::Object(page));
+            prop_assert_eq!(ObjectPage::decode(&encoded(&page), 5, 9, LAYOUT), PageContent::Object(page));
         }
     }
 }

@@ -10,35 +10,35 @@ use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, opcode, types};
 
-use crate::buffer::Buffer;
-use crate::engine::{Direction, Piece, Visit};
+use crate::buffer::AlignedBuffer;
+use crate::engine::{IoChunk, IoDirection, IoVisitor};
 
 /// Operations under way at a time: a queue that is longer makes no disk quicker.
-const AT_ONCE: usize = 32;
+const QUEUE_DEPTH: usize = 32;
 
 /// Pause between looking for completions while the ring refuses to be waited on.
 const DRAIN_POLL: Duration = Duration::from_millis(2);
 
 /// A ring, and during a transfer the buffers that its operations use.
 ///
-/// After a transfer that failed or panicked the kernel may still use some of the buffers, until [`Lane::drain`] has succeeded. A lane
+/// After a transfer that failed or panicked the kernel may still use some of the buffers, until [`IoRing::drain`] has succeeded. A lane
 /// that is dropped before that leaks its buffers.
-pub(crate) struct Lane {
+pub(crate) struct IoRing {
     ring: IoUring,
-    pub(crate) buffers: Vec<Buffer>,
+    pub(crate) buffers: Vec<AlignedBuffer>,
     /// For each buffer, the operation that was queued and has not been reported complete.
-    ops: Vec<Option<Op>>,
+    ops: Vec<Option<RingOperation>>,
 }
 
 /// What a buffer is used for.
 #[derive(Clone, Copy)]
-struct Op {
+struct RingOperation {
     piece: usize,
     /// Bytes transferred so far.
     done: usize,
 }
 
-impl Lane {
+impl IoRing {
     /// For at most so many buffers.
     ///
     /// # Errors
@@ -56,13 +56,13 @@ impl Lane {
     pub(crate) fn transfer(
         &mut self,
         file: &File,
-        direction: Direction,
-        pieces: &[Piece],
-        visit: &mut dyn Visit,
+        direction: IoDirection,
+        pieces: &[IoChunk],
+        visit: &mut dyn IoVisitor,
     ) -> io::Result<()> {
         let buffers = self.buffers.len();
         // Where there is not a buffer for each piece, half of them are for bytes that are looked at.
-        let at_once = if buffers < pieces.len() { buffers.div_ceil(2) } else { buffers }.min(AT_ONCE);
+        let at_once = if buffers < pieces.len() { buffers.div_ceil(2) } else { buffers }.min(QUEUE_DEPTH);
         let mut free: Vec<usize> = (0..buffers).collect();
         self.ops.clear();
         self.ops.resize(buffers, None);
@@ -74,18 +74,18 @@ impl Lane {
                 && under_way < at_once
                 && let Some(slot) = free.pop()
             {
-                if direction == Direction::Write
+                if direction == IoDirection::Write
                     && let (Some(buffer), Some(piece)) = (self.buffers.get_mut(slot), pieces.get(next))
                 {
                     visit.fill(next, buffer.get_mut().get_mut(..piece.len).unwrap_or_default());
                 }
-                self.push(file, direction, pieces, slot, Op { piece: next, done: 0 })?;
-                submit(&mut self.ring, Wait::No)?;
+                self.push(file, direction, pieces, slot, RingOperation { piece: next, done: 0 })?;
+                submit(&mut self.ring, CompletionWait::No)?;
                 next += 1;
                 under_way += 1;
             }
             if under_way > 0 && over.is_empty() {
-                submit(&mut self.ring, Wait::ForOne)?;
+                submit(&mut self.ring, CompletionWait::ForOne)?;
             }
             let mut ended = Vec::new();
             for entry in self.ring.completion() {
@@ -98,8 +98,8 @@ impl Lane {
                 };
                 let len = pieces.get(op.piece).map_or(0, |piece| piece.len);
                 match advance(op, result, len) {
-                    Step::Again(op) => self.push(file, direction, pieces, slot, op)?,
-                    Step::Over(outcome) => {
+                    RingOperationResult::Partial(op) => self.push(file, direction, pieces, slot, op)?,
+                    RingOperationResult::Complete(outcome) => {
                         under_way -= 1;
                         over.push_back((slot, op.piece, len, outcome));
                     }
@@ -107,8 +107,8 @@ impl Lane {
             }
             match over.pop_front() {
                 Some((slot, piece, len, outcome)) => {
-                    let buffer = self.buffers.get(slot).map(Buffer::get).unwrap_or_default();
-                    visit.over(piece, outcome.map(|()| buffer.get(..len).unwrap_or_default()));
+                    let buffer = self.buffers.get(slot).map(AlignedBuffer::get).unwrap_or_default();
+                    visit.complete(piece, outcome.map(|()| buffer.get(..len).unwrap_or_default()));
                     free.push(slot);
                 }
                 None if under_way == 0 && next >= pieces.len() => return Ok(()),
@@ -124,10 +124,10 @@ impl Lane {
     /// Why the ring cannot be waited on. The kernel may still use the buffers; another call may find that it no longer does.
     pub(crate) fn drain(&mut self, limit: Duration) -> io::Result<()> {
         let mut until = None;
-        while !self.is_settled() {
-            let Err(problem) = submit(&mut self.ring, Wait::ForOne) else { continue };
+        while !self.is_idle() {
+            let Err(problem) = submit(&mut self.ring, CompletionWait::ForOne) else { continue };
             if Instant::now() >= *until.get_or_insert_with(|| Instant::now() + limit) {
-                return if self.is_settled() { Ok(()) } else { Err(problem) };
+                return if self.is_idle() { Ok(()) } else { Err(problem) };
             }
             thread::sleep(DRAIN_POLL);
         }
@@ -136,7 +136,7 @@ impl Lane {
 
     /// Takes the completions that have come, and returns whether the kernel uses no buffer any more. Operations that were queued and
     /// never submitted do not count, so the ring must not be used for another transfer.
-    pub(crate) fn is_settled(&mut self) -> bool {
+    pub(crate) fn is_idle(&mut self) -> bool {
         for entry in self.ring.completion() {
             if let Some(op) = usize::try_from(entry.user_data()).ok().and_then(|slot| self.ops.get_mut(slot))
             {
@@ -150,10 +150,10 @@ impl Lane {
     fn push(
         &mut self,
         file: &File,
-        direction: Direction,
-        pieces: &[Piece],
+        direction: IoDirection,
+        pieces: &[IoChunk],
         slot: usize,
-        op: Op,
+        op: RingOperation,
     ) -> io::Result<()> {
         let (Some(piece), Some(buffer), Some(entry)) =
             (pieces.get(op.piece), self.buffers.get_mut(slot), self.ops.get_mut(slot))
@@ -164,8 +164,8 @@ impl Lane {
         let (fd, offset) = (types::Fd(file.as_raw_fd()), piece.offset + op.done as u64);
         let (address, len) = (rest.as_mut_ptr(), u32::try_from(rest.len()).unwrap_or(u32::MAX));
         let asked = match direction {
-            Direction::Read => opcode::Read::new(fd, address, len).offset(offset).build(),
-            Direction::Write => opcode::Write::new(fd, address, len).offset(offset).build(),
+            IoDirection::Read => opcode::Read::new(fd, address, len).offset(offset).build(),
+            IoDirection::Write => opcode::Write::new(fd, address, len).offset(offset).build(),
         };
         // SAFETY: `rest` lies in a buffer of this lane and is touched by nobody until its operation has ended: `ops` holds the slot
         // until then. Should the transfer end before (an error, a panic in `visit`), the lane keeps the buffer until `drain` or
@@ -177,48 +177,50 @@ impl Lane {
     }
 }
 
-impl Drop for Lane {
+impl Drop for IoRing {
     fn drop(&mut self) {
-        if !self.is_settled() {
+        if !self.is_idle() {
             std::mem::forget(std::mem::take(&mut self.buffers));
         }
     }
 }
 
-enum Step {
+enum RingOperationResult {
     /// Not all was transferred.
-    Again(Op),
-    Over(io::Result<()>),
+    Partial(RingOperation),
+    Complete(io::Result<()>),
 }
 
-fn advance(op: Op, result: i32, len: usize) -> Step {
+fn advance(op: RingOperation, result: i32, len: usize) -> RingOperationResult {
     match usize::try_from(result) {
         Err(_) => {
             let problem = io::Error::from_raw_os_error(-result);
             match problem.kind() {
-                io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => Step::Again(op),
-                _ => Step::Over(Err(problem)),
+                io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => RingOperationResult::Partial(op),
+                _ => RingOperationResult::Complete(Err(problem)),
             }
         }
-        Ok(0) => Step::Over(Err(io::ErrorKind::UnexpectedEof.into())),
-        Ok(more) if op.done + more < len => Step::Again(Op { done: op.done + more, ..op }),
-        Ok(_) => Step::Over(Ok(())),
+        Ok(0) => RingOperationResult::Complete(Err(io::ErrorKind::UnexpectedEof.into())),
+        Ok(more) if op.done + more < len => {
+            RingOperationResult::Partial(RingOperation { done: op.done + more, ..op })
+        }
+        Ok(_) => RingOperationResult::Complete(Ok(())),
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Wait {
+enum CompletionWait {
     No,
     /// Until an operation has ended.
     ForOne,
 }
 
 /// Submits what is queued.
-fn submit(ring: &mut IoUring, wait: Wait) -> io::Result<()> {
+fn submit(ring: &mut IoUring, wait: CompletionWait) -> io::Result<()> {
     #[cfg(test)]
     faults::next()?;
     loop {
-        match ring.submit_and_wait(usize::from(wait == Wait::ForOne)) {
+        match ring.submit_and_wait(usize::from(wait == CompletionWait::ForOne)) {
             Ok(_) => return Ok(()),
             Err(problem) if problem.kind() == io::ErrorKind::Interrupted => {}
             // The kernel wants its answers taken first.

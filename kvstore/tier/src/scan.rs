@@ -5,16 +5,16 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use crate::block::{Free, Layout, Taken};
+use crate::block::{AllocatedBlocks, FreeBlocks, TierLayout};
 use crate::buffer::ALIGN;
-use crate::engine::{Direction, Engine, Piece, Visit};
-use crate::index::{Index, Stored};
-use crate::page::{Page, PageContent};
+use crate::engine::{IoChunk, IoDirection, IoEngine, IoVisitor};
+use crate::index::{TierIndex, TierObject};
+use crate::page::{ObjectPage, PageContent};
 
 /// What was found.
-pub(crate) struct Found {
-    pub(crate) index: Index,
-    pub(crate) free: Arc<Free>,
+pub(crate) struct TierScanResult {
+    pub(crate) index: TierIndex,
+    pub(crate) free: Arc<FreeBlocks>,
     /// The highest generation.
     pub(crate) generation: u64,
     /// Blocks whose pages tell of objects that are no longer: to be wiped before those blocks are used.
@@ -27,42 +27,54 @@ pub(crate) struct Found {
 ///
 /// # Errors
 /// As the file system.
-pub(crate) fn scan(file: &File, engine: &Engine, layout: Layout, life: u64) -> io::Result<Found> {
+pub(crate) fn scan(
+    file: &File,
+    engine: &IoEngine,
+    layout: TierLayout,
+    life: u64,
+) -> io::Result<TierScanResult> {
     // Several pages at a time, in as many bytes as a block has.
     let per_piece = layout.block / ALIGN as u32;
-    let pieces: Vec<Piece> = (0..layout.blocks)
+    let pieces: Vec<IoChunk> = (0..layout.blocks)
         .step_by(per_piece as usize)
         .map(|first| {
             let pages = per_piece.min(layout.blocks - first);
-            Piece { offset: layout.page(first), len: pages as usize * ALIGN }
+            IoChunk { offset: layout.page(first), len: pages as usize * ALIGN }
         })
         .collect();
-    let mut pages = Pages { layout, life, per_piece, found: Vec::new(), damaged: Vec::new(), problem: None };
-    engine.transfer(file, Direction::Read, &pieces, &mut pages)?;
+    let mut pages = PageScanner {
+        layout,
+        instance: life,
+        per_piece,
+        found: Vec::new(),
+        damaged: Vec::new(),
+        problem: None,
+    };
+    engine.transfer(file, IoDirection::Read, &pieces, &mut pages)?;
     if let Some(problem) = pages.problem {
         return Err(problem);
     }
-    Ok(Found { damaged: pages.damaged, ..settle(pages.found, layout) })
+    Ok(TierScanResult { damaged: pages.damaged, ..resolve_conflicts(pages.found, layout) })
 }
 
-struct Pages {
-    layout: Layout,
-    life: u64,
+struct PageScanner {
+    layout: TierLayout,
+    instance: u64,
     per_piece: u32,
-    found: Vec<Page>,
+    found: Vec<ObjectPage>,
     damaged: Vec<u32>,
     problem: Option<io::Error>,
 }
 
-impl Visit for Pages {
+impl IoVisitor for PageScanner {
     fn fill(&mut self, _: usize, _: &mut [u8]) {}
 
-    fn over(&mut self, piece: usize, outcome: io::Result<&[u8]>) {
+    fn complete(&mut self, piece: usize, outcome: io::Result<&[u8]>) {
         match outcome {
             Ok(bytes) => {
                 let first = piece as u32 * self.per_piece;
                 for (page, at) in bytes.chunks(ALIGN).zip(first..) {
-                    match Page::decode(page, self.life, at, self.layout) {
+                    match ObjectPage::decode(page, self.instance, at, self.layout) {
                         PageContent::Object(page) => self.found.push(page),
                         PageContent::Damaged => self.damaged.push(at),
                         PageContent::Vacant => {}
@@ -75,7 +87,7 @@ impl Visit for Pages {
 }
 
 /// The newest object of each key, if no newer one has any of its blocks.
-fn settle(mut pages: Vec<Page>, layout: Layout) -> Found {
+fn resolve_conflicts(mut pages: Vec<ObjectPage>, layout: TierLayout) -> TierScanResult {
     pages.sort_unstable_by_key(|page| std::cmp::Reverse(page.generation));
     let generation = pages.first().map_or(0, |page| page.generation);
     let mut used = vec![false; layout.blocks as usize];
@@ -95,25 +107,28 @@ fn settle(mut pages: Vec<Page>, layout: Layout) -> Found {
         }
     }
     let blocks = (0..layout.blocks).rev().filter(|block| used.get(*block as usize) == Some(&false)).collect();
-    let free = Free::new(blocks);
-    let mut index = Index::default();
+    let free = FreeBlocks::new(blocks);
+    let mut index = TierIndex::default();
     // The oldest first, so that they are the first to go.
     for page in whole.into_iter().rev() {
         let (blocks, crcs) = page.blocks.into_iter().unzip();
-        let taken = Taken::these(blocks, &free);
-        index.enter(&page.key, Arc::new(Stored { generation: page.generation, len: page.len, crcs, taken }));
+        let taken = AllocatedBlocks::from_list(blocks, &free);
+        index.insert(
+            &page.key,
+            Arc::new(TierObject { generation: page.generation, len: page.len, crcs, blocks: taken }),
+        );
     }
-    Found { index, free, generation, stale, damaged: Vec::new() }
+    TierScanResult { index, free, generation, stale, damaged: Vec::new() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const LAYOUT: Layout = Layout { block: 4096, blocks: 10 };
+    const LAYOUT: TierLayout = TierLayout { block: 4096, blocks: 10 };
 
-    fn page(key: &str, generation: u64, blocks: &[u32]) -> Page {
-        Page {
+    fn page(key: &str, generation: u64, blocks: &[u32]) -> ObjectPage {
+        ObjectPage {
             generation,
             key: key.into(),
             len: blocks.len() as u64 * 4096,
@@ -121,13 +136,14 @@ mod tests {
         }
     }
 
-    fn keys(found: &Found) -> Vec<String> {
+    fn keys(found: &TierScanResult) -> Vec<String> {
         found.index.keys().iter().map(|key| String::from_utf8(key.to_vec()).unwrap()).collect()
     }
 
     #[test]
     fn the_newest_of_a_key_stays() {
-        let found = settle(vec![page("a", 1, &[0]), page("b", 2, &[1, 2]), page("a", 3, &[3])], LAYOUT);
+        let found =
+            resolve_conflicts(vec![page("a", 1, &[0]), page("b", 2, &[1, 2]), page("a", 3, &[3])], LAYOUT);
         assert_eq!(keys(&found), ["b", "a"]);
         assert_eq!(found.stale, [0]);
         assert_eq!(found.free.len(), 7);
@@ -135,10 +151,10 @@ mod tests {
     }
 
     #[test]
-    fn an_object_without_all_its_blocks_is_gone_and_hides_older_ones() {
+    fn incomplete_object_is_absent_and_hides_older_versions() {
         let pages =
             vec![page("a", 1, &[5]), page("a", 2, &[0, 1]), page("b", 3, &[1]), page("c", 4, &[7, 7])];
-        let found = settle(pages, LAYOUT);
+        let found = resolve_conflicts(pages, LAYOUT);
         assert_eq!(keys(&found), ["b"]);
         assert_eq!(found.stale, [7, 0, 5]);
         assert_eq!(found.free.len(), 9);

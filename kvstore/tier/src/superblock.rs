@@ -2,7 +2,7 @@
 
 use moongate_memory::Crc32c;
 
-use crate::block::Layout;
+use crate::block::TierLayout;
 use crate::buffer::ALIGN;
 
 const MAGIC: &[u8; 8] = b"moonfile";
@@ -11,9 +11,9 @@ const SEAL: usize = ALIGN - 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Superblock {
-    pub(crate) layout: Layout,
+    pub(crate) layout: TierLayout,
     /// Chosen by chance whenever the file begins anew.
-    pub(crate) life: u64,
+    pub(crate) instance: u64,
     /// Which start of the machine it was last opened in.
     pub(crate) boot: u128,
     /// Whether all had reached the disk when it was closed.
@@ -27,7 +27,7 @@ impl Superblock {
         for number in [VERSION, self.layout.block, self.layout.blocks, u32::from(self.clean)] {
             bytes.extend(number.to_le_bytes());
         }
-        bytes.extend(self.life.to_le_bytes());
+        bytes.extend(self.instance.to_le_bytes());
         bytes.extend(self.boot.to_le_bytes());
         bytes.resize(SEAL, 0);
         bytes.extend(Crc32c::of(&bytes).to_le_bytes());
@@ -44,9 +44,9 @@ impl Superblock {
             return None;
         }
         Some(Self {
-            layout: Layout { block: number(12)?, blocks: number(16)? },
+            layout: TierLayout { block: number(12)?, blocks: number(16)? },
             clean: number(20)? == 1,
-            life: u64::from_le_bytes(body.get(24..32)?.try_into().ok()?),
+            instance: u64::from_le_bytes(body.get(24..32)?.try_into().ok()?),
             boot: u128::from_le_bytes(body.get(32..48)?.try_into().ok()?),
         })
     }
@@ -64,8 +64,12 @@ mod tests {
 
     #[test]
     fn any_changed_bit_is_noticed() {
-        let superblock =
-            Superblock { layout: Layout { block: 4096, blocks: 77 }, life: 3, boot: boot(), clean: true };
+        let superblock = Superblock {
+            layout: TierLayout { block: 4096, blocks: 77 },
+            instance: 3,
+            boot: boot(),
+            clean: true,
+        };
         let mut good = vec![0; ALIGN];
         superblock.encode(&mut good);
         assert_eq!(Superblock::decode(&good), Some(superblock));

@@ -8,40 +8,40 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::block::{Free, Layout, Taken};
+use crate::block::{AllocatedBlocks, FreeBlocks, TierLayout};
+use crate::block_io::{BlockWriter, BlocksReader, ObjectBlock, part_len};
 use crate::buffer::{ALIGN, aligned};
-use crate::engine::{Direction, Engine, Piece};
+use crate::engine::{IoChunk, IoDirection, IoEngine};
 use crate::file::{FileStart, lock, open_direct, read_start, reserve};
-use crate::index::{Index, Stored};
-use crate::lanes::is_unsettled;
-use crate::page::{MAX_BLOCKS, MAX_KEY, Page, blocks_of};
-use crate::parts::{Part, Reading, Writing, part_len};
-use crate::scan::{Found, scan};
+use crate::index::{TierIndex, TierObject};
+use crate::page::{MAX_BLOCKS, MAX_KEY, ObjectPage, blocks_of};
+use crate::ring_pool::has_in_flight_io;
+use crate::scan::{TierScanResult, scan};
 use crate::superblock::{Superblock, boot};
-use crate::{Error, Options};
+use crate::{TierError, TierOptions};
 
 /// A store of objects in one file. Threads share it.
 #[derive(Debug)]
-pub struct Tier {
+pub struct FileTier {
     pub(crate) path: PathBuf,
     file: File,
-    layout: Layout,
+    layout: TierLayout,
     superblock: Superblock,
-    engine: Engine,
-    pub(crate) index: Mutex<Index>,
-    pub(crate) free: Arc<Free>,
+    engine: IoEngine,
+    pub(crate) index: Mutex<TierIndex>,
+    pub(crate) free: Arc<FreeBlocks>,
     generation: AtomicU64,
     pub(crate) evicted: AtomicU64,
     pub(crate) damaged: AtomicU64,
     /// What made room or was damaged, until it is asked for.
-    pub(crate) gone: Mutex<Vec<Arc<[u8]>>>,
+    pub(crate) evicted_keys: Mutex<Vec<Arc<[u8]>>>,
     /// Whether what it holds was there when it was opened.
-    kept: bool,
+    is_restored: bool,
 }
 
 /// Numbers about a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Counts {
+pub struct TierCounts {
     /// Objects that it has.
     pub objects: u64,
     /// Bytes of them.
@@ -59,18 +59,18 @@ pub struct Counts {
     pub quarantined_buffers: u64,
 }
 
-impl Tier {
+impl FileTier {
     /// Opens a tier with what it holds, or begins a new one: if there is none, if its sizes are others, or if the machine lost its
     /// power while it was open.
     ///
     /// # Errors
-    /// [`Error::Options`], [`Error::InUse`], or as the file system says.
-    pub fn open(options: &Options) -> Result<Self, Error> {
-        let layout = Layout::of(options)?;
-        let failed = |problem| Error::Io { path: options.path.clone(), problem };
+    /// [`TierError::TierOptions`], [`TierError::InUse`], or as the file system says.
+    pub fn open(options: &TierOptions) -> Result<Self, TierError> {
+        let layout = TierLayout::of(options)?;
+        let failed = |problem| TierError::Io { path: options.path.clone(), problem };
         let file = open_direct(&options.path).map_err(failed)?;
         lock(&file, &options.path)?;
-        let engine = Engine::new(layout.block as usize, options.io_uring);
+        let engine = IoEngine::new(layout.block as usize, options.io_uring);
         let path = options.path.display();
         let start = read_start(&file, &engine).map_err(failed)?;
         let usable = match start {
@@ -89,8 +89,8 @@ impl Tier {
             }
             FileStart::Empty => None,
         };
-        let life = usable.map_or_else(|| fastrand::u64(..), |usable| usable.life);
-        let superblock = Superblock { layout, life, boot: boot(), clean: false };
+        let life = usable.map_or_else(|| fastrand::u64(..), |usable| usable.instance);
+        let superblock = Superblock { layout, instance: life, boot: boot(), clean: false };
         let length = file.metadata().map_err(failed)?.len();
         let is_cut = usable.is_some() && length < layout.end();
         if is_cut {
@@ -109,8 +109,14 @@ impl Tier {
         let found = if usable.is_some() {
             scan(&file, &engine, layout, life).map_err(failed)?
         } else {
-            let free = Free::new((0..layout.blocks).rev().collect());
-            Found { index: Index::default(), free, generation: 0, stale: Vec::new(), damaged: Vec::new() }
+            let free = FreeBlocks::new((0..layout.blocks).rev().collect());
+            TierScanResult {
+                index: TierIndex::default(),
+                free,
+                generation: 0,
+                stale: Vec::new(),
+                damaged: Vec::new(),
+            }
         };
         if !found.damaged.is_empty() {
             let (pages, kept) = (found.damaged.len(), found.index.len());
@@ -128,8 +134,8 @@ impl Tier {
             generation: AtomicU64::new(found.generation),
             evicted: AtomicU64::new(0),
             damaged: AtomicU64::new(damaged as u64),
-            gone: Mutex::default(),
-            kept: usable.is_some(),
+            evicted_keys: Mutex::default(),
+            is_restored: usable.is_some(),
         };
         tier.wipe(&found.stale)?;
         tier.wipe(&found.damaged)?;
@@ -139,24 +145,24 @@ impl Tier {
 
     /// Whether it was there before, with what it holds.
     #[must_use]
-    pub fn kept(&self) -> bool {
-        self.kept
+    pub fn is_restored(&self) -> bool {
+        self.is_restored
     }
 
     /// Closes it so that it can be opened after the machine was started anew, too.
     ///
     /// # Errors
     /// As the file system.
-    pub fn close(self) -> Result<(), Error> {
-        self.settle()
+    pub fn close(self) -> Result<(), TierError> {
+        self.sync()
     }
 
-    /// As [`Tier::close`], for a tier that others have too. What they put or remove afterwards may be lost by the machine's end, or
+    /// As [`FileTier::close`], for a tier that others have too. What they put or remove afterwards may be lost by the machine's end, or
     /// found damaged.
     ///
     /// # Errors
     /// As the file system.
-    pub fn settle(&self) -> Result<(), Error> {
+    pub fn sync(&self) -> Result<(), TierError> {
         self.file.sync_data().map_err(|problem| self.failed(problem))?;
         self.write_superblock(Superblock { clean: true, ..self.superblock })?;
         self.file.sync_data().map_err(|problem| self.failed(problem))
@@ -172,8 +178,8 @@ impl Tier {
     /// Writes an object, in the place of an older one of its key.
     ///
     /// # Errors
-    /// As [`Tier::put_with`].
-    pub fn put(&self, key: &[u8], bytes: &[u8]) -> Result<(), Error> {
+    /// As [`FileTier::put_with`].
+    pub fn put(&self, key: &[u8], bytes: &[u8]) -> Result<(), TierError> {
         self.put_with(key, bytes.len() as u64, |offset, into| {
             let start = usize::try_from(offset).unwrap_or(usize::MAX);
             if let Some(part) = bytes.get(start..).and_then(|rest| rest.get(..into.len())) {
@@ -186,31 +192,31 @@ impl Tier {
     ///
     /// # Errors
     /// When key or object do not fit, when all blocks are in use just now, or as the disk says. Then an older object of the key stays.
-    pub fn put_with(&self, key: &[u8], len: u64, fill: impl FnMut(u64, &mut [u8])) -> Result<(), Error> {
+    pub fn put_with(&self, key: &[u8], len: u64, fill: impl FnMut(u64, &mut [u8])) -> Result<(), TierError> {
         if key.is_empty() || key.len() > MAX_KEY {
-            return Err(Error::Key(key.len()));
+            return Err(TierError::Key(key.len()));
         }
         if len == 0 || len > self.longest() {
-            return Err(Error::Length { len, most: self.longest() });
+            return Err(TierError::Length { len, max: self.longest() });
         }
-        let mut taken = self.room(blocks_of(len, self.layout.block))?;
+        let mut taken = self.reserve_blocks(blocks_of(len, self.layout.block))?;
         let generation = self.generation.fetch_add(1, Ordering::Relaxed) + 1;
         let crcs = self.write_blocks(&taken, len, fill).inspect_err(|error| {
-            if matches!(error, Error::Io { problem, .. } if is_unsettled(problem)) {
+            if matches!(error, TierError::Io { problem, .. } if has_in_flight_io(problem)) {
                 // A late write must not change what another object has there.
                 taken.retire();
             }
         })?;
         let blocks = taken.blocks.iter().copied().zip(crcs.iter().copied()).collect();
-        let page = Page { generation, key: key.to_vec(), len, blocks };
+        let page = ObjectPage { generation, key: key.to_vec(), len, blocks };
         // The page comes after all blocks: with it the object is there.
         if let Err(problem) = self.write_page(&page) {
             // It may be there or not, so its blocks must not get other bytes.
             taken.retire();
             return Err(problem);
         }
-        let stored = Arc::new(Stored { generation, len, crcs, taken });
-        let gone = self.index.lock().enter(key, stored);
+        let stored = Arc::new(TierObject { generation, len, crcs, blocks: taken });
+        let gone = self.index.lock().insert(key, stored);
         self.drop_all(gone.into_iter().collect())
     }
 
@@ -218,8 +224,8 @@ impl Tier {
     /// whole has come well. None when there is none.
     ///
     /// # Errors
-    /// [`Error::Damaged`], or as the disk says.
-    pub fn get_with(&self, key: &[u8], mut take: impl FnMut(u64, &[u8])) -> Result<Option<u64>, Error> {
+    /// [`TierError::Damaged`], or as the disk says.
+    pub fn get_with(&self, key: &[u8], mut take: impl FnMut(u64, &[u8])) -> Result<Option<u64>, TierError> {
         let mut outcomes = self.get_many(&[key], |_, offset, bytes| take(offset, bytes));
         outcomes.pop().unwrap_or(Ok(None))
     }
@@ -227,8 +233,8 @@ impl Tier {
     /// Reads an object.
     ///
     /// # Errors
-    /// As [`Tier::get_with`].
-    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
+    /// As [`FileTier::get_with`].
+    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, TierError> {
         let mut object = Vec::new();
         let found = self.get_with(key, |offset, bytes| {
             let start = usize::try_from(offset).unwrap_or(usize::MAX);
@@ -244,31 +250,36 @@ impl Tier {
     }
 
     /// Reads several objects at once. `take` is told which of the keys, the offset, and the bytes; the answers are as those of
-    /// [`Tier::get_with`], one for each key.
+    /// [`FileTier::get_with`], one for each key.
     pub fn get_many(
         &self,
         keys: &[&[u8]],
         take: impl FnMut(usize, u64, &[u8]),
-    ) -> Vec<Result<Option<u64>, Error>> {
-        let objects: Vec<Option<Arc<Stored>>> = {
+    ) -> Vec<Result<Option<u64>, TierError>> {
+        let objects: Vec<Option<Arc<TierObject>>> = {
             let mut index = self.index.lock();
             keys.iter().map(|key| index.used(key)).collect()
         };
-        let mut reading =
-            Reading { layout: self.layout, parts: Vec::new(), failures: Vec::new(), objects: &objects, take };
+        let mut reading = BlocksReader {
+            layout: self.layout,
+            parts: Vec::new(),
+            failures: Vec::new(),
+            objects: &objects,
+            take,
+        };
         let mut pieces = Vec::new();
         for (object, stored) in objects.iter().enumerate() {
-            for (number, block) in stored.iter().flat_map(|stored| stored.taken.blocks.iter().enumerate()) {
+            for (number, block) in stored.iter().flat_map(|stored| stored.blocks.blocks.iter().enumerate()) {
                 let len = stored.as_ref().map_or(0, |stored| part_len(stored.len, number, self.layout.block));
-                pieces.push(Piece { offset: self.layout.data(*block), len: aligned(len) as usize });
-                reading.parts.push(Part { object, number });
+                pieces.push(IoChunk { offset: self.layout.data(*block), len: aligned(len) as usize });
+                reading.parts.push(ObjectBlock { object, number });
             }
         }
-        let outcome = self.engine.transfer(&self.file, Direction::Read, &pieces, &mut reading);
-        let mut failures: Vec<Option<Error>> = keys.iter().map(|_| None).collect();
+        let outcome = self.engine.transfer(&self.file, IoDirection::Read, &pieces, &mut reading);
+        let mut failures: Vec<Option<TierError>> = keys.iter().map(|_| None).collect();
         for (object, failure) in reading.failures {
             if let Some(slot) = failures.get_mut(object) {
-                *slot = Some(failure.told(&self.path));
+                *slot = Some(failure.into_error(&self.path));
             }
         }
         let answers = keys.iter().zip(&objects).zip(failures).map(|((key, stored), failure)| {
@@ -301,7 +312,7 @@ impl Tier {
     ///
     /// # Errors
     /// As the disk says; the object is gone until the tier is opened again.
-    pub fn remove(&self, key: &[u8]) -> Result<bool, Error> {
+    pub fn remove(&self, key: &[u8]) -> Result<bool, TierError> {
         let gone = self.index.lock().remove(key);
         let there = gone.is_some();
         self.drop_all(gone.into_iter().collect())?;
@@ -316,9 +327,9 @@ impl Tier {
 
     /// Numbers.
     #[must_use]
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> TierCounts {
         let index = self.index.lock();
-        Counts {
+        TierCounts {
             objects: index.len() as u64,
             bytes: index.bytes(),
             free: self.free.len() as u64 * u64::from(self.layout.block),
@@ -331,55 +342,56 @@ impl Tier {
 
     fn write_blocks(
         &self,
-        taken: &Taken,
+        taken: &AllocatedBlocks,
         len: u64,
         fill: impl FnMut(u64, &mut [u8]),
-    ) -> Result<Vec<u32>, Error> {
+    ) -> Result<Vec<u32>, TierError> {
         let block = self.layout.block;
-        let pieces: Vec<Piece> = taken
+        let pieces: Vec<IoChunk> = taken
             .blocks
             .iter()
             .enumerate()
-            .map(|(number, at)| Piece {
+            .map(|(number, at)| IoChunk {
                 offset: self.layout.data(*at),
                 len: aligned(part_len(len, number, block)) as usize,
             })
             .collect();
-        let mut writing = Writing { len, block, crcs: Vec::with_capacity(pieces.len()), problem: None, fill };
-        let outcome = self.engine.transfer(&self.file, Direction::Write, &pieces, &mut writing);
+        let mut writing =
+            BlockWriter { len, block, crcs: Vec::with_capacity(pieces.len()), problem: None, fill };
+        let outcome = self.engine.transfer(&self.file, IoDirection::Write, &pieces, &mut writing);
         match (outcome, writing.problem) {
             (Ok(()), None) => Ok(writing.crcs),
             (Err(problem), _) | (_, Some(problem)) => Err(self.failed(problem)),
         }
     }
 
-    fn write_page(&self, page: &Page) -> Result<(), Error> {
+    fn write_page(&self, page: &ObjectPage) -> Result<(), TierError> {
         let at = page.blocks.first().map_or(0, |(block, _)| *block);
-        self.write_pages(&[at], |bytes| page.encode(self.superblock.life, bytes))
+        self.write_pages(&[at], |bytes| page.encode(self.superblock.instance, bytes))
     }
 
-    pub(crate) fn wipe(&self, blocks: &[u32]) -> Result<(), Error> {
+    pub(crate) fn wipe(&self, blocks: &[u32]) -> Result<(), TierError> {
         self.write_pages(blocks, |bytes| bytes.fill(0))
     }
 
-    fn write_pages(&self, blocks: &[u32], mut fill: impl FnMut(&mut [u8])) -> Result<(), Error> {
-        let pieces: Vec<Piece> =
-            blocks.iter().map(|block| Piece { offset: self.layout.page(*block), len: ALIGN }).collect();
+    fn write_pages(&self, blocks: &[u32], mut fill: impl FnMut(&mut [u8])) -> Result<(), TierError> {
+        let pieces: Vec<IoChunk> =
+            blocks.iter().map(|block| IoChunk { offset: self.layout.page(*block), len: ALIGN }).collect();
         self.write_whole(&pieces, |_, bytes| fill(bytes))
     }
 
-    fn write_superblock(&self, superblock: Superblock) -> Result<(), Error> {
-        self.write_whole(&[Piece { offset: 0, len: ALIGN }], |_, bytes| superblock.encode(bytes))
+    fn write_superblock(&self, superblock: Superblock) -> Result<(), TierError> {
+        self.write_whole(&[IoChunk { offset: 0, len: ALIGN }], |_, bytes| superblock.encode(bytes))
     }
 
-    fn write_whole(&self, pieces: &[Piece], fill: impl FnMut(u64, &mut [u8])) -> Result<(), Error> {
+    fn write_whole(&self, pieces: &[IoChunk], fill: impl FnMut(u64, &mut [u8])) -> Result<(), TierError> {
         let len = (pieces.len() * ALIGN) as u64;
-        let mut writing = Writing { len, block: ALIGN as u32, crcs: Vec::new(), problem: None, fill };
-        let outcome = self.engine.transfer(&self.file, Direction::Write, pieces, &mut writing);
+        let mut writing = BlockWriter { len, block: ALIGN as u32, crcs: Vec::new(), problem: None, fill };
+        let outcome = self.engine.transfer(&self.file, IoDirection::Write, pieces, &mut writing);
         outcome.and_then(|()| writing.problem.map_or(Ok(()), Err)).map_err(|problem| self.failed(problem))
     }
 
-    fn failed(&self, problem: io::Error) -> Error {
-        Error::Io { path: self.path.clone(), problem }
+    fn failed(&self, problem: io::Error) -> TierError {
+        TierError::Io { path: self.path.clone(), problem }
     }
 }

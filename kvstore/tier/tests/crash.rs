@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use moongate_tier::{Options, Tier};
+use moongate_tier::{FileTier, TierOptions};
 
 /// Set for the process that writes: the tier's file.
 const FILE: &str = "MOONGATE_TEST_TIER";
@@ -17,8 +17,8 @@ const READY: &str = "writing now";
 const ROUNDS: u64 = 100;
 const KEYS: u64 = 24;
 
-fn open(path: &Path) -> Tier {
-    Tier::open(&Options { block: 8192, ..Options::new(path, 4 << 20) }).unwrap()
+fn open(path: &Path) -> FileTier {
+    FileTier::open(&TierOptions { block: 8192, ..TierOptions::new(path, 4 << 20) }).unwrap()
 }
 
 /// An object tells its key and version by itself: all bytes follow from the two words at its start.
@@ -56,9 +56,9 @@ fn writer() {
 }
 
 /// Killed when dropped.
-struct Writer(Child);
+struct TierWriterProcess(Child);
 
-impl Drop for Writer {
+impl Drop for TierWriterProcess {
     fn drop(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
@@ -67,13 +67,13 @@ impl Drop for Writer {
 
 /// The last version of each key that a writer said it had put (None: removed), and the one it was about to.
 #[derive(Debug, Default)]
-struct Said {
+struct WriterProgress {
     done: HashMap<u64, Option<u64>>,
     begun: Option<(u64, u64)>,
 }
 
-impl Said {
-    fn take(&mut self, line: &str) {
+impl WriterProgress {
+    fn record_line(&mut self, line: &str) {
         let mut words = line.split(' ');
         let (Some(what), Some(key), Some(version)) = (words.next(), words.next(), words.next()) else {
             return;
@@ -99,7 +99,7 @@ fn killed_writers_leave_objects_that_are_right_or_gone() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tier");
     drop(open(&path));
-    let mut said = Said::default();
+    let mut said = WriterProgress::default();
     let (mut found, mut in_the_middle) = (0, 0);
     for round in 1..=ROUNDS {
         let child = Command::new(std::env::current_exe().unwrap())
@@ -109,16 +109,16 @@ fn killed_writers_leave_objects_that_are_right_or_gone() {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut writer = Writer(child);
+        let mut writer = TierWriterProcess(child);
         let mut lines = BufReader::new(writer.0.stdout.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap().contains(READY)), "the writer ended before it wrote");
         thread::sleep(Duration::from_micros(fastrand::u64(..15_000)));
         drop(writer);
-        lines.map_while(Result::ok).for_each(|line| said.take(&line));
+        lines.map_while(Result::ok).for_each(|line| said.record_line(&line));
         in_the_middle += u64::from(said.begun.is_some());
 
         let tier = open(&path);
-        assert!(tier.kept(), "round {round}");
+        assert!(tier.is_restored(), "round {round}");
         for key in 0..KEYS {
             let expected = said.done.get(&key).copied().flatten();
             let begun = said.begun.filter(|(of, _)| *of == key).map(|(_, version)| version);

@@ -4,39 +4,44 @@ use std::io::{self, IoSlice};
 
 use mooncake_wire::capability::Capability;
 use moongate_runtime::net::TcpStream;
-use moongate_runtime::{Fingerprint, PeerTls};
+use moongate_runtime::{CertificateFingerprint, PeerTls};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_rustls::client::TlsStream;
 
 /// A socket, or TLS over it.
 #[derive(Debug)]
-pub(crate) enum Channel {
+pub(crate) enum TransferChannel {
     Plain(TcpStream),
-    Secured(Box<Secured>),
+    Secured(Box<TlsChannel>),
 }
 
 #[derive(Debug)]
-pub(crate) struct Secured {
+pub(crate) struct TlsChannel {
     stream: TlsStream<TcpStream>,
     tls: PeerTls,
     /// The certificate that the server was shown.
-    shown: Option<Fingerprint>,
+    presented_certificate: Option<CertificateFingerprint>,
     /// Sent with each request.
     pub(crate) capability: Option<Capability>,
 }
 
-impl Secured {
+impl TlsChannel {
     pub(crate) async fn flush(&mut self) -> io::Result<()> {
         self.stream.flush().await
     }
 }
 
-impl Channel {
+impl TransferChannel {
     /// The handshake with the server at `host`.
     pub(crate) async fn secure(stream: TcpStream, host: &str, tls: &PeerTls) -> io::Result<Self> {
         let shown = tls.own_fingerprint();
         let stream = tls.connect(host, stream).await?;
-        Ok(Self::Secured(Box::new(Secured { stream, tls: tls.clone(), shown, capability: None })))
+        Ok(Self::Secured(Box::new(TlsChannel {
+            stream,
+            tls: tls.clone(),
+            presented_certificate: shown,
+            capability: None,
+        })))
     }
 
     /// The socket, if bytes can be taken from it directly.
@@ -62,7 +67,7 @@ impl Channel {
     pub(crate) fn is_of_old_certificate(&self) -> bool {
         match self {
             Self::Plain(_) => false,
-            Self::Secured(secured) => secured.shown != secured.tls.own_fingerprint(),
+            Self::Secured(secured) => secured.presented_certificate != secured.tls.own_fingerprint(),
         }
     }
 

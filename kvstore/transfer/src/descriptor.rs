@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::plane::Protocol;
+use crate::plane::TransferProtocol;
 
 /// Largest descriptor in bytes: what Mooncake allows unless it is told otherwise.
 pub const MAX_DESCRIPTOR: usize = 1 << 20;
@@ -12,7 +12,7 @@ pub const MAX_DESCRIPTOR: usize = 1 << 20;
 /// Memory that others may read and write.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Buffer {
+pub struct SegmentBuffer {
     /// The node's name again. Mooncake refuses a buffer without one.
     pub name: String,
     /// The address of the first byte, by which transfers name it.
@@ -30,7 +30,7 @@ pub struct Buffer {
 /// An RDMA device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Device {
+pub struct DeviceDescriptor {
     /// As the system calls it, for example `mlx5_0`.
     pub name: String,
     /// Local identifier; 0 on RoCE.
@@ -48,7 +48,7 @@ pub struct SegmentDescriptor {
     /// `tcp` or `rdma`.
     pub protocol: String,
     /// What may be read and written.
-    pub buffers: Vec<Buffer>,
+    pub buffers: Vec<SegmentBuffer>,
     /// Where the TCP data plane is. Empty before 0.3.13: then it is the host of the name.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub tcp_data_host: String,
@@ -61,7 +61,7 @@ pub struct SegmentDescriptor {
     pub rdma_server_name: String,
     /// RDMA devices.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub devices: Vec<Device>,
+    pub devices: Vec<DeviceDescriptor>,
     /// For RDMA: for each place in memory the preferred and the other usable devices.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub priority_matrix: BTreeMap<String, [Vec<String>; 2]>,
@@ -84,7 +84,7 @@ fn is_zero(number: &u32) -> bool {
 /// A node serves no transfers over TCP.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the node serves no transfers over TCP, only over {protocol:?}")]
-pub struct NoTcp {
+pub struct NoTcpError {
     /// What it has instead.
     pub protocol: String,
 }
@@ -93,10 +93,10 @@ impl SegmentDescriptor {
     /// Where the data plane of the node is, of which the descriptor was found under `endpoint`: host and port.
     ///
     /// # Errors
-    /// [`NoTcp`].
-    pub fn data_address(&self, endpoint: &str) -> Result<(String, u16), NoTcp> {
+    /// [`NoTcpError`].
+    pub fn data_address(&self, endpoint: &str) -> Result<(String, u16), NoTcpError> {
         if self.tcp_data_port == 0 {
-            return Err(NoTcp { protocol: self.protocol.clone() });
+            return Err(NoTcpError { protocol: self.protocol.clone() });
         }
         let own = endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host);
         let host = match self.tcp_data_host.as_str() {
@@ -109,11 +109,11 @@ impl SegmentDescriptor {
 
     /// The best that the node's TCP data plane speaks.
     #[must_use]
-    pub fn protocol(&self) -> Protocol {
+    pub fn protocol(&self) -> TransferProtocol {
         match (self.moongate, self.tcp_proto_version) {
-            (1.., 2..) => Protocol::Checked,
-            (0, 2..) => Protocol::V2,
-            _ => Protocol::V1,
+            (1.., 2..) => TransferProtocol::Checked,
+            (0, 2..) => TransferProtocol::V2,
+            _ => TransferProtocol::V1,
         }
     }
 }
@@ -156,7 +156,7 @@ mod tests {
         let as_value = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
         let text = serde_json::to_string(&read(NEW)).unwrap();
         assert_eq!(as_value(&text), as_value(NEW));
-        assert_eq!(read(NEW).protocol(), Protocol::V2);
+        assert_eq!(read(NEW).protocol(), TransferProtocol::V2);
         let rdma = r#"{"name":"a:1","protocol":"rdma","tcp_data_port":0,"tcp_proto_version":1,"timestamp":"",
             "devices":[{"name":"mlx5_0","lid":0,"gid":"00:01"}],"rdma_server_name":"",
             "buffers":[{"name":"a:1","addr":4096,"length":1,"rkey":[7],"lkey":[8]}],
@@ -171,9 +171,9 @@ mod tests {
         assert_eq!(data(NEW).unwrap(), ("127.0.0.1".to_owned(), 15415));
         let old = r#"{"buffers":[],"protocol":"tcp","tcp_data_port":15415}"#;
         assert_eq!(data(old).unwrap(), ("10.0.0.7".to_owned(), 15415));
-        assert_eq!(read(old).protocol(), Protocol::V1);
+        assert_eq!(read(old).protocol(), TransferProtocol::V1);
         let rdma = r#"{"protocol":"rdma","devices":[],"priority_matrix":{}}"#;
-        assert_eq!(data(rdma).unwrap_err(), NoTcp { protocol: "rdma".to_owned() });
+        assert_eq!(data(rdma).unwrap_err(), NoTcpError { protocol: "rdma".to_owned() });
         let six =
             SegmentDescriptor { tcp_data_host: "::".to_owned(), tcp_data_port: 1, ..Default::default() };
         assert_eq!(six.data_address("[fe80::1]:9").unwrap(), ("fe80::1".to_owned(), 1));
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn extensions_are_spoken_with_our_own_nodes_only() {
         let ours = r#"{"protocol":"tcp","tcp_data_port":1,"tcp_proto_version":2,"moongate":1}"#;
-        assert_eq!(read(ours).protocol(), Protocol::Checked);
+        assert_eq!(read(ours).protocol(), TransferProtocol::Checked);
         let text = serde_json::to_string(&read(NEW)).unwrap();
         assert!(!text.contains("moongate"), "{text}");
     }

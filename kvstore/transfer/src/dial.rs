@@ -5,21 +5,23 @@ use std::time::Duration;
 
 use crc_fast::{CrcAlgorithm, Digest};
 use mooncake_wire::capability::{CAPABILITY, Capability};
-use moongate_runtime::awake::{Habit, receive};
+use moongate_runtime::busy_poll::{AdaptivePoller, try_receive};
 use moongate_runtime::net::TcpStream;
-use moongate_runtime::{PeerTls, TLS_REQUIRED, explain_tls, is_tls_alert};
+use moongate_runtime::{PeerTls, TLS_REQUIRED, describe_tls_error, is_tls_alert};
 
-use crate::apart::Apart;
-use crate::channel::Channel;
+use crate::channel::TransferChannel;
+use crate::cpu_spread::CpuSpreader;
 use crate::error::TransferError;
-use crate::plane::{self, HEADER, Header, Operation, Protocol, STATUS, Status};
+use crate::plane::{
+    self, HEADER, STATUS, TransferHeader, TransferOperation, TransferProtocol, TransferStatus,
+};
 
 /// A checksum is made of this many bytes at once, which a core's cache still has when they have just been copied.
-const PIECE: usize = 256 << 10;
+const CHECKSUM_CHUNK: usize = 256 << 10;
 
 /// Limits of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct TransferLimits {
     /// Time to connect.
     pub connect: Duration,
     /// Time in which a transfer must get on by at least a byte.
@@ -27,33 +29,33 @@ pub struct Limits {
     /// Bytes that the kernel keeps for either direction. It chooses itself if this is `None`, and may choose less.
     pub kernel_buffer: Option<usize>,
     /// How long a thread stays awake for bytes that are due, where the connection was told to; zero for not at all.
-    pub awake: Duration,
+    pub busy_poll: Duration,
 }
 
-impl Default for Limits {
+impl Default for TransferLimits {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(3),
             stall: Duration::from_secs(10),
             kernel_buffer: None,
-            awake: Duration::ZERO,
+            busy_poll: Duration::ZERO,
         }
     }
 }
 
 /// A connection to a node's data plane.
 #[derive(Debug)]
-pub struct Connection {
-    channel: Channel,
+pub struct TransferConnection {
+    channel: TransferChannel,
     address: String,
-    protocol: Protocol,
-    limits: Limits,
-    stays_awake: bool,
-    habit: Habit,
-    apart: Apart,
+    protocol: TransferProtocol,
+    limits: TransferLimits,
+    busy_polls: bool,
+    poller: AdaptivePoller,
+    cpu_spreader: CpuSpreader,
 }
 
-impl Connection {
+impl TransferConnection {
     /// Connects to a node's data plane.
     ///
     /// # Errors
@@ -61,30 +63,30 @@ impl Connection {
     pub async fn open(
         host: &str,
         port: u16,
-        protocol: Protocol,
-        limits: Limits,
+        protocol: TransferProtocol,
+        limits: TransferLimits,
     ) -> Result<Self, TransferError> {
         Self::open_on(host, port, protocol, limits, None).await
     }
 
-    /// Connects to the data plane of a node that requires TLS. Each transfer needs a capability, see [`Connection::present`].
+    /// Connects to the data plane of a node that requires TLS. Each transfer needs a capability, see [`TransferConnection::set_capability`].
     ///
     /// # Errors
     /// [`TransferError::Connect`].
     pub async fn open_secured(
         host: &str,
         port: u16,
-        limits: Limits,
+        limits: TransferLimits,
         tls: &PeerTls,
     ) -> Result<Self, TransferError> {
-        Self::open_on(host, port, Protocol::Checked, limits, Some(tls)).await
+        Self::open_on(host, port, TransferProtocol::Checked, limits, Some(tls)).await
     }
 
     async fn open_on(
         host: &str,
         port: u16,
-        protocol: Protocol,
-        limits: Limits,
+        protocol: TransferProtocol,
+        limits: TransferLimits,
         tls: Option<&PeerTls>,
     ) -> Result<Self, TransferError> {
         let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
@@ -94,21 +96,21 @@ impl Connection {
             Err(_) => return Err(failed(format!("nothing within {:?}", limits.connect))),
         };
         set_options(&stream, limits).map_err(|error| failed(error.to_string()))?;
-        let habit = Habit::of_caller(limits.awake);
-        let apart = Apart::new(&stream);
+        let habit = AdaptivePoller::for_process(limits.busy_poll);
+        let apart = CpuSpreader::new(&stream);
         let channel = match tls {
-            None => Channel::Plain(stream),
+            None => TransferChannel::Plain(stream),
             Some(tls) => {
-                let secured = timed(limits.connect, Channel::secure(stream, host, tls)).await;
+                let secured = timed(limits.connect, TransferChannel::secure(stream, host, tls)).await;
                 secured.map_err(|error| failed(error.to_string()))?
             }
         };
-        Ok(Self { channel, address, protocol, limits, stays_awake: false, habit, apart })
+        Ok(Self { channel, address, protocol, limits, busy_polls: false, poller: habit, cpu_spreader: apart })
     }
 
     /// The capability for the transfers that follow; without one they fail. Connections without TLS send none.
-    pub fn present(&mut self, capability: Option<Capability>) {
-        if let Channel::Secured(secured) = &mut self.channel {
+    pub fn set_capability(&mut self, capability: Option<Capability>) {
+        if let TransferChannel::Secured(secured) = &mut self.channel {
             secured.capability = capability;
         }
     }
@@ -121,13 +123,13 @@ impl Connection {
 
     /// What is spoken.
     #[must_use]
-    pub fn protocol(&self) -> Protocol {
+    pub fn protocol(&self) -> TransferProtocol {
         self.protocol
     }
 
     /// Whether to stay awake for what is read, because the thread has nothing else to do.
-    pub fn stay_awake(&mut self, stays_awake: bool) {
-        self.stays_awake = stays_awake;
+    pub fn set_busy_poll(&mut self, stays_awake: bool) {
+        self.busy_polls = stays_awake;
     }
 
     /// Whether the other side has closed the connection, or sent what nobody asked for. For connections that have
@@ -148,27 +150,27 @@ impl Connection {
     /// # Errors
     /// [`TransferError`].
     pub async fn read(&mut self, start: u64, into: &mut [u8]) -> Result<(), TransferError> {
-        self.read_seen(start, into, |_| ()).await
+        self.read_with(start, into, |_| ()).await
     }
 
-    /// As [`Connection::read`]. `seen` is given all bytes in their order, while a core's cache still has them.
+    /// As [`TransferConnection::read`]. `seen` is given all bytes in their order, while a core's cache still has them.
     ///
     /// # Errors
     /// [`TransferError`].
-    pub async fn read_seen(
+    pub async fn read_with(
         &mut self,
         start: u64,
         into: &mut [u8],
         seen: impl FnMut(&[u8]),
     ) -> Result<(), TransferError> {
         let size = into.len() as u64;
-        self.look(into.len());
-        self.send(start, size, Operation::Read, &[]).await?;
-        if self.protocol != Protocol::V1 {
+        self.spread_cpu(into.len());
+        self.send(start, size, TransferOperation::Read, &[]).await?;
+        if self.protocol != TransferProtocol::V1 {
             self.status(start, size).await?;
         }
         let crc = self.receive(into, seen).await?;
-        if self.protocol == Protocol::Checked {
+        if self.protocol == TransferProtocol::Checked {
             let mut trailer = [0; STATUS];
             self.fill(&mut trailer).await?;
             if plane::checksum(trailer) != Some(crc) {
@@ -178,15 +180,15 @@ impl Connection {
         Ok(())
     }
 
-    /// Writes the node's memory from `start` on. With [`Protocol::V1`] nobody tells whether it has been written.
+    /// Writes the node's memory from `start` on. With [`TransferProtocol::V1`] nobody tells whether it has been written.
     ///
     /// # Errors
     /// [`TransferError`].
     pub async fn write(&mut self, start: u64, from: &[u8]) -> Result<(), TransferError> {
         let size = from.len() as u64;
-        let sent = self.send(start, size, Operation::Write, from).await;
+        let sent = self.send(start, size, TransferOperation::Write, from).await;
         match (self.protocol, sent) {
-            (Protocol::V1, sent) => sent,
+            (TransferProtocol::V1, sent) => sent,
             (_, Ok(())) => self.status(start, size).await,
             // A node that refuses says why before it closes the connection.
             (_, Err(error @ TransferError::NotGranted { .. })) => Err(error),
@@ -202,28 +204,28 @@ impl Connection {
         &mut self,
         start: u64,
         size: u64,
-        operation: Operation,
+        operation: TransferOperation,
         body: &[u8],
     ) -> Result<(), TransferError> {
-        let header = Header { size, address: start, operation, protocol: self.protocol }.encode();
+        let header = TransferHeader { size, address: start, operation, protocol: self.protocol }.encode();
         let mut head = [0; HEADER + CAPABILITY];
         head[..HEADER].copy_from_slice(&header);
         let head = match &self.channel {
-            Channel::Plain(_) => &head[..HEADER],
-            Channel::Secured(secured) => {
+            TransferChannel::Plain(_) => &head[..HEADER],
+            TransferChannel::Secured(secured) => {
                 let capability = secured.capability.ok_or_else(|| self.not_granted(start, size))?;
                 head[HEADER..].copy_from_slice(&capability.encode());
                 &head[..]
             }
         };
-        let checked = self.protocol == Protocol::Checked && operation == Operation::Write;
+        let checked = self.protocol == TransferProtocol::Checked && operation == TransferOperation::Write;
         let crc = if checked { crc_fast::crc32_iscsi(body) } else { 0 };
         let trailer = plane::trailer(crc);
         let trailer = if checked { &trailer[..] } else { &[] };
         let total = head.len() + body.len() + trailer.len();
         let mut sent = 0;
         while sent < total {
-            let parts = rest_of([head, body, trailer], sent);
+            let parts = remaining_slices([head, body, trailer], sent);
             let wrote = timed(self.limits.stall, self.channel.write_vectored(&parts)).await;
             match wrote.map_err(|error| self.failed(&error))? {
                 0 => return Err(self.failed(&io::ErrorKind::WriteZero.into())),
@@ -231,34 +233,34 @@ impl Connection {
             }
         }
         // A socket keeps nothing back, TLS may.
-        if let Channel::Secured(secured) = &mut self.channel {
+        if let TransferChannel::Secured(secured) = &mut self.channel {
             let flushed = timed(self.limits.stall, secured.flush()).await;
             flushed.map_err(|error| self.failed(&error))?;
         }
         Ok(())
     }
 
-    fn look(&mut self, bytes: usize) {
+    fn spread_cpu(&mut self, bytes: usize) {
         if let Some(stream) = self.channel.plain() {
-            self.apart.look(stream, bytes);
+            self.cpu_spreader.spread_if_colocated(stream, bytes);
         }
     }
 
     /// Receives a body, and returns its checksum if the protocol has one.
     async fn receive(&mut self, into: &mut [u8], mut seen: impl FnMut(&[u8])) -> Result<u32, TransferError> {
         let (mut filled, mut summed, mut crc) = (0, 0, Digest::new(CrcAlgorithm::Crc32Iscsi));
-        let checked = self.protocol == Protocol::Checked;
+        let checked = self.protocol == TransferProtocol::Checked;
         while filled < into.len() {
-            filled += self.more(&mut into[filled..]).await?;
-            if filled - summed >= PIECE || filled == into.len() {
+            filled += self.receive_some(&mut into[filled..]).await?;
+            if filled - summed >= CHECKSUM_CHUNK || filled == into.len() {
                 if checked {
                     crc.update(&into[summed..filled]);
                 }
                 seen(&into[summed..filled]);
                 summed = filled;
                 // With transfers over other connections too, they would drive each other to and fro.
-                if self.stays_awake {
-                    self.look(into.len() - filled);
+                if self.busy_polls {
+                    self.spread_cpu(into.len() - filled);
                 }
             }
         }
@@ -269,14 +271,14 @@ impl Connection {
     async fn fill(&mut self, into: &mut [u8]) -> Result<(), TransferError> {
         let mut filled = 0;
         while filled < into.len() {
-            filled += self.more(&mut into[filled..]).await?;
+            filled += self.receive_some(&mut into[filled..]).await?;
         }
         Ok(())
     }
 
     /// Receives at least a byte.
-    async fn more(&mut self, into: &mut [u8]) -> Result<usize, TransferError> {
-        let read = match self.received_awake(into) {
+    async fn receive_some(&mut self, into: &mut [u8]) -> Result<usize, TransferError> {
+        let read = match self.receive_polling(into) {
             Ok(None) => timed(self.limits.stall, self.channel.read(into)).await,
             received => received.map(Option::unwrap_or_default),
         };
@@ -287,11 +289,11 @@ impl Connection {
         }
     }
 
-    fn received_awake(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
-        let Some(stream) = self.channel.plain().filter(|_| self.stays_awake && self.habit.is_due()) else {
+    fn receive_polling(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
+        let Some(stream) = self.channel.plain().filter(|_| self.busy_polls && self.poller.is_due()) else {
             return Ok(None);
         };
-        self.habit.look(|| receive(stream, into))
+        self.poller.poll(|| try_receive(stream, into))
     }
 
     async fn status(&mut self, start: u64, size: u64) -> Result<(), TransferError> {
@@ -303,16 +305,18 @@ impl Connection {
             return Err(broken(TLS_REQUIRED.to_owned()));
         }
         filled?;
-        match Status::decode(status) {
-            Ok(Status::Ok) => Ok(()),
-            Ok(Status::Rejected) => {
+        match TransferStatus::decode(status) {
+            Ok(TransferStatus::Ok) => Ok(()),
+            Ok(TransferStatus::Rejected) => {
                 Err(TransferError::Rejected { address: self.address.clone(), start, size })
             }
-            Ok(Status::Damaged) => Err(self.damaged(start, size)),
-            Ok(Status::Refused(refusal)) => {
+            Ok(TransferStatus::Damaged) => Err(self.damaged(start, size)),
+            Ok(TransferStatus::Refused(refusal)) => {
                 Err(TransferError::Refused { address: self.address.clone(), start, size, refusal })
             }
-            Ok(Status::Other(code)) => Err(broken(format!("it answers with the unknown status {code}"))),
+            Ok(TransferStatus::Other(code)) => {
+                Err(broken(format!("it answers with the unknown status {code}")))
+            }
             Err(error) => Err(broken(error.to_string())),
         }
     }
@@ -329,12 +333,12 @@ impl Connection {
         let address = self.address.clone();
         match error.kind() {
             io::ErrorKind::TimedOut => TransferError::TimedOut { address, limit: self.limits.stall },
-            _ => TransferError::Broken { address, reason: explain_tls(error) },
+            _ => TransferError::Broken { address, reason: describe_tls_error(error) },
         }
     }
 }
 
-fn set_options(stream: &TcpStream, limits: Limits) -> io::Result<()> {
+fn set_options(stream: &TcpStream, limits: TransferLimits) -> io::Result<()> {
     stream.set_nodelay(true)?;
     limits.kernel_buffer.map_or(Ok(()), |bytes| set_kernel_buffer(stream, bytes))
 }
@@ -357,7 +361,7 @@ async fn timed<T>(limit: Duration, step: impl Future<Output = io::Result<T>>) ->
 }
 
 /// What of the parts is left when `sent` bytes of them are gone.
-fn rest_of(parts: [&[u8]; 3], mut sent: usize) -> [IoSlice<'_>; 3] {
+fn remaining_slices(parts: [&[u8]; 3], mut sent: usize) -> [IoSlice<'_>; 3] {
     parts.map(|part| {
         let gone = sent.min(part.len());
         sent -= gone;
@@ -373,7 +377,7 @@ mod tests {
     fn what_has_been_sent_is_not_sent_again() {
         let parts: [&[u8]; 3] = [b"abc", b"de", b"f"];
         for (sent, rest) in [(0, "abcdef"), (2, "cdef"), (3, "def"), (5, "f"), (6, "")] {
-            let left: Vec<u8> = rest_of(parts, sent).iter().flat_map(|part| part.to_vec()).collect();
+            let left: Vec<u8> = remaining_slices(parts, sent).iter().flat_map(|part| part.to_vec()).collect();
             assert_eq!(left, rest.as_bytes(), "{sent}");
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mooncake_wire::capability::Refusal;
+use mooncake_wire::capability::CapabilityError;
 
 /// A transfer has failed. Only after [`TransferError::Checksum`] can the connection still be used.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -43,7 +43,7 @@ pub enum TransferError {
         /// How many.
         size: u64,
         /// Why.
-        refusal: Refusal,
+        refusal: CapabilityError,
     },
     /// The connection needs a capability, and there is none.
     #[error(

@@ -7,20 +7,20 @@
 //! - [`dial`]: reads and writes another node's memory.
 //! - [`serve`]: lets others read and write memory of one's own.
 
-mod apart;
+mod allowed_peers;
 mod channel;
+mod cpu_spread;
 pub mod descriptor;
 pub mod dial;
 pub mod directory;
 mod error;
 pub mod handshake;
-mod peers;
 pub mod plane;
 pub mod serve;
 
-pub use descriptor::{Buffer, Device, SegmentDescriptor};
-pub use dial::{Connection, Limits};
-pub use directory::{Directory, DirectoryError, Metadata, MetadataError};
+pub use allowed_peers::{AllowedPeers, AllowedPeersError};
+pub use descriptor::{DeviceDescriptor, SegmentBuffer, SegmentDescriptor};
+pub use dial::{TransferConnection, TransferLimits};
+pub use directory::{DescriptorDirectory, DirectoryError, MetadataSource, MetadataSourceError};
 pub use error::TransferError;
-pub use peers::{Peers, PeersError};
-pub use plane::Protocol;
+pub use plane::TransferProtocol;

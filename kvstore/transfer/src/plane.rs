@@ -15,7 +15,7 @@
 //! On a connection with TLS, which is this project's own too, only the checked protocol is spoken, and each header is followed by the
 //! [capability](mooncake_wire::capability) of the transfer. Refusals have status codes of their own.
 
-use mooncake_wire::capability::Refusal;
+use mooncake_wire::capability::CapabilityError;
 
 /// Bytes of a header.
 pub const HEADER: usize = 24;
@@ -27,14 +27,14 @@ const MARK: u32 = 0x4d43_5456;
 const V2: u8 = 0x80;
 /// Set in ours too.
 const CHECKED: u8 = 0x40;
-/// The status of the first [`Refusal`]; the others follow.
+/// The status of the first [`CapabilityError`]; the others follow.
 const REFUSED: u32 = 16;
 const READ: u8 = 0;
 const WRITE: u8 = 1;
 
 /// What two sides speak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Protocol {
+pub enum TransferProtocol {
     /// Mooncake's, before 0.3.13.
     V1,
     /// Mooncake's, with status frames.
@@ -45,7 +45,7 @@ pub enum Protocol {
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Operation {
+pub enum TransferOperation {
     /// The peer's bytes are wanted.
     Read,
     /// The peer gets bytes.
@@ -54,35 +54,35 @@ pub enum Operation {
 
 /// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct TransferHeader {
     /// Bytes of the body.
     pub size: u64,
     /// Address of the first byte in the memory of whoever is asked.
     pub address: u64,
     /// What is asked for.
-    pub operation: Operation,
+    pub operation: TransferOperation,
     /// In which protocol.
-    pub protocol: Protocol,
+    pub protocol: TransferProtocol,
 }
 
 /// A header whose operation there is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no operation {0:#04x}")]
-pub struct UnknownOperation(pub u8);
+pub struct UnknownOperationError(pub u8);
 
-impl Header {
+impl TransferHeader {
     /// The header's bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         let protocol = match self.protocol {
-            Protocol::V1 => 0,
-            Protocol::V2 => V2,
-            Protocol::Checked => V2 | CHECKED,
+            TransferProtocol::V1 => 0,
+            TransferProtocol::V2 => V2,
+            TransferProtocol::Checked => V2 | CHECKED,
         };
         let operation = match self.operation {
-            Operation::Read => READ,
-            Operation::Write => WRITE,
+            TransferOperation::Read => READ,
+            TransferOperation::Write => WRITE,
         };
         let (size, rest) = bytes.split_at_mut(8);
         size.copy_from_slice(&self.size.to_le_bytes());
@@ -97,8 +97,8 @@ impl Header {
     /// Reads a header. Neither size nor address are checked.
     ///
     /// # Errors
-    /// [`UnknownOperation`].
-    pub fn decode(bytes: &[u8; HEADER]) -> Result<Self, UnknownOperation> {
+    /// [`UnknownOperationError`].
+    pub fn decode(bytes: &[u8; HEADER]) -> Result<Self, UnknownOperationError> {
         let number = |at: usize| {
             let mut number = [0; 8];
             number.copy_from_slice(&bytes[at..at + 8]);
@@ -106,15 +106,15 @@ impl Header {
         };
         let code = bytes[16];
         let protocol = match code & (V2 | CHECKED) {
-            0 => Protocol::V1,
-            V2 => Protocol::V2,
-            CHECKED => return Err(UnknownOperation(code)),
-            _ => Protocol::Checked,
+            0 => TransferProtocol::V1,
+            V2 => TransferProtocol::V2,
+            CHECKED => return Err(UnknownOperationError(code)),
+            _ => TransferProtocol::Checked,
         };
         let operation = match code & !(V2 | CHECKED) {
-            READ => Operation::Read,
-            WRITE => Operation::Write,
-            _ => return Err(UnknownOperation(code)),
+            READ => TransferOperation::Read,
+            WRITE => TransferOperation::Write,
+            _ => return Err(UnknownOperationError(code)),
         };
         Ok(Self { size: number(0), address: number(8), operation, protocol })
     }
@@ -122,7 +122,7 @@ impl Header {
 
 /// How a request ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
+pub enum TransferStatus {
     /// Well.
     Ok,
     /// The range is not within memory that may be read and written. The connection ends.
@@ -130,7 +130,7 @@ pub enum Status {
     /// Ours: the body is not what its checksum says.
     Damaged,
     /// Ours: the capability does not allow the transfer. The connection ends.
-    Refused(Refusal),
+    Refused(CapabilityError),
     /// Another code, which no release known today sends.
     Other(u32),
 }
@@ -138,9 +138,9 @@ pub enum Status {
 /// Bytes that are no status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:#018x} is no status of a transfer")]
-pub struct NoStatus(pub u64);
+pub struct InvalidStatusError(pub u64);
 
-impl Status {
+impl TransferStatus {
     /// The status' bytes.
     #[must_use]
     pub fn encode(self) -> [u8; STATUS] {
@@ -157,18 +157,18 @@ impl Status {
     /// Reads a status.
     ///
     /// # Errors
-    /// [`NoStatus`].
-    pub fn decode(bytes: [u8; STATUS]) -> Result<Self, NoStatus> {
+    /// [`InvalidStatusError`].
+    pub fn decode(bytes: [u8; STATUS]) -> Result<Self, InvalidStatusError> {
         let number = u64::from_le_bytes(bytes);
         if number >> 32 != u64::from(MARK) {
-            return Err(NoStatus(number));
+            return Err(InvalidStatusError(number));
         }
         // The lower half.
         Ok(match number as u32 {
             0 => Self::Ok,
             1 => Self::Rejected,
             2 => Self::Damaged,
-            code => match Refusal::ALL.into_iter().find(|refusal| refusal_code(*refusal) == code) {
+            code => match CapabilityError::ALL.into_iter().find(|refusal| refusal_code(*refusal) == code) {
                 Some(refusal) => Self::Refused(refusal),
                 None => Self::Other(code),
             },
@@ -176,13 +176,13 @@ impl Status {
     }
 }
 
-fn refusal_code(refusal: Refusal) -> u32 {
+fn refusal_code(refusal: CapabilityError) -> u32 {
     REFUSED
         + match refusal {
-            Refusal::Forged => 0,
-            Refusal::Expired => 1,
-            Refusal::Range => 2,
-            Refusal::Rights => 3,
+            CapabilityError::InvalidSignature => 0,
+            CapabilityError::Expired => 1,
+            CapabilityError::OutOfRange => 2,
+            CapabilityError::WrongOperation => 3,
         }
 }
 
@@ -205,29 +205,34 @@ mod tests {
 
     #[test]
     fn bytes_are_those_of_mooncakes_nodes() {
-        let header = Header {
+        let header = TransferHeader {
             size: 4096,
             address: 0x7f81_c800_0000,
-            operation: Operation::Write,
-            protocol: Protocol::V2,
+            operation: TransferOperation::Write,
+            protocol: TransferProtocol::V2,
         };
         let bytes = header.encode();
         assert_eq!(bytes[..8], [0, 0x10, 0, 0, 0, 0, 0, 0]);
         assert_eq!(bytes[8..17], [0, 0, 0, 0xc8, 0x81, 0x7f, 0, 0, 0x81]);
-        assert_eq!(Status::Ok.encode(), [0, 0, 0, 0, b'V', b'T', b'C', b'M']);
-        assert_eq!(Status::Rejected.encode()[..4], [1, 0, 0, 0]);
-        for refusal in Refusal::ALL {
-            let status = Status::Refused(refusal);
-            assert_eq!(Status::decode(status.encode()), Ok(status));
+        assert_eq!(TransferStatus::Ok.encode(), [0, 0, 0, 0, b'V', b'T', b'C', b'M']);
+        assert_eq!(TransferStatus::Rejected.encode()[..4], [1, 0, 0, 0]);
+        for refusal in CapabilityError::ALL {
+            let status = TransferStatus::Refused(refusal);
+            assert_eq!(TransferStatus::decode(status.encode()), Ok(status));
         }
-        assert!(Status::decode(*b"\0\0\0\0MCTV").is_err());
+        assert!(TransferStatus::decode(*b"\0\0\0\0MCTV").is_err());
     }
 
-    fn header() -> impl Strategy<Value = Header> {
-        let operation = prop_oneof![Just(Operation::Read), Just(Operation::Write)];
-        let protocol = prop_oneof![Just(Protocol::V1), Just(Protocol::V2), Just(Protocol::Checked)];
-        (any::<u64>(), any::<u64>(), operation, protocol)
-            .prop_map(|(size, address, operation, protocol)| Header { size, address, operation, protocol })
+    fn header() -> impl Strategy<Value = TransferHeader> {
+        let operation = prop_oneof![Just(TransferOperation::Read), Just(TransferOperation::Write)];
+        let protocol = prop_oneof![
+            Just(TransferProtocol::V1),
+            Just(TransferProtocol::V2),
+            Just(TransferProtocol::Checked)
+        ];
+        (any::<u64>(), any::<u64>(), operation, protocol).prop_map(|(size, address, operation, protocol)| {
+            TransferHeader { size, address, operation, protocol }
+        })
     }
 
     proptest! {
@@ -235,21 +240,21 @@ mod tests {
         fn headers_survive_the_round_trip(header in header(), padding: [u8; 7]) {
             let mut bytes = header.encode();
             bytes[17..].copy_from_slice(&padding);
-            prop_assert_eq!(Header::decode(&bytes), Ok(header));
+            prop_assert_eq!(TransferHeader::decode(&bytes), Ok(header));
         }
 
         #[test]
         fn any_bytes_can_be_read(bytes: [u8; HEADER]) {
-            match Header::decode(&bytes) {
+            match TransferHeader::decode(&bytes) {
                 Ok(header) => prop_assert_eq!(header.encode()[..17].to_vec(), bytes[..17].to_vec()),
-                Err(UnknownOperation(code)) => prop_assert_eq!(code, bytes[16]),
+                Err(UnknownOperationError(code)) => prop_assert_eq!(code, bytes[16]),
             }
         }
 
         #[test]
         fn statuses_and_trailers_survive_the_round_trip(code: u32) {
-            prop_assert_eq!(Status::decode(Status::decode(Status::Other(code).encode()).unwrap().encode()),
-                Status::decode(Status::Other(code).encode()));
+            prop_assert_eq!(TransferStatus::decode(TransferStatus::decode(TransferStatus::Other(code).encode()).unwrap().encode()),
+                TransferStatus::decode(TransferStatus::Other(code).encode()));
             prop_assert_eq!(checksum(trailer(code)), Some(code));
         }
     }

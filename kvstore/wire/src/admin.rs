@@ -13,7 +13,7 @@ use crate::types::{SegmentStatus, Uuid};
 
 /// `GET /health`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Health {
+pub struct HealthResponse {
     /// `ok`; a master of ours whose disk is full or broken: `degraded`.
     pub status: String,
     /// `leader` or `standby`.
@@ -48,7 +48,7 @@ pub struct KvEventsStatus {
 
 /// A range of a node's memory, in the names that the admin server gives its members.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Buffer<'a> {
+pub struct AdminBufferDescriptor<'a> {
     /// Bytes.
     #[serde(rename = "size_")]
     pub size: u64,
@@ -66,16 +66,16 @@ pub struct Buffer<'a> {
 /// What an endpoint answers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Answer<T> {
+pub enum AdminResponse<T> {
     /// It worked.
-    Done(T),
+    Success(T),
     /// It failed. The HTTP status is not 200.
-    Failed(Failure),
+    Failure(AdminFailure),
 }
 
 /// The answer of endpoints that wrap what was asked for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Data<T> {
+pub struct AdminSuccess<T> {
     /// True.
     pub success: bool,
     /// What was asked for.
@@ -84,7 +84,7 @@ pub struct Data<T> {
 
 /// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
+pub struct AdminFailure {
     /// False.
     pub success: bool,
     /// What is wrong.
@@ -94,12 +94,12 @@ pub struct Failure {
 }
 
 /// `GET /query_key?key=…`: the object's replicas in memory. Leases the object.
-pub type QueryKey<'a> = Answer<Data<Vec<Buffer<'a>>>>;
+pub type QueryKeyResponse<'a> = AdminResponse<AdminSuccess<Vec<AdminBufferDescriptor<'a>>>>;
 
 /// `GET /batch_query_keys?keys=…`: the only look-up that neither leases objects nor counts as use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum BatchQueryKeys<'a> {
+pub enum BatchQueryKeysResponse<'a> {
     /// What is known about each key. A key that was asked for twice is there once.
     Found {
         /// True.
@@ -109,7 +109,7 @@ pub enum BatchQueryKeys<'a> {
         data: BTreeMap<String, KeyReplicas<'a>>,
     },
     /// The query is malformed.
-    Refused {
+    InvalidQuery {
         /// False.
         success: bool,
         /// What is wrong with it.
@@ -126,19 +126,19 @@ pub struct KeyReplicas<'a> {
     pub error: Option<String>,
     /// In memory.
     #[serde(borrow)]
-    pub values: Option<Vec<Buffer<'a>>>,
+    pub values: Option<Vec<AdminBufferDescriptor<'a>>>,
     /// In files of a shared file system.
-    pub disk_values: Option<Vec<DiskFile>>,
+    pub disk_values: Option<Vec<SharedDiskFile>>,
     /// On nodes' own disks.
-    pub local_disk_values: Option<Vec<LocalDisk>>,
+    pub local_disk_values: Option<Vec<LocalDiskObject>>,
     /// On disks behind NVMe over fabrics.
     #[serde(borrow)]
-    pub nof_values: Option<Vec<Buffer<'a>>>,
+    pub nof_values: Option<Vec<AdminBufferDescriptor<'a>>>,
 }
 
 /// A file of a shared file system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DiskFile {
+pub struct SharedDiskFile {
     /// The file's path.
     pub file_path: String,
     /// Bytes of the object.
@@ -147,7 +147,7 @@ pub struct DiskFile {
 
 /// An object on a node's own disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LocalDisk {
+pub struct LocalDiskObject {
     /// The client whose disk it is.
     pub client_id: Uuid,
     /// Bytes of the object.
@@ -196,7 +196,7 @@ pub struct SegmentDetail {
 
 /// `GET /api/v1/segments/status?segment=…`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SegmentState {
+pub struct SegmentStatusResponse {
     /// True.
     pub success: bool,
     /// The segment's name.
@@ -231,7 +231,7 @@ wire_code! {
 
 /// The body of `POST /api/v1/drain_jobs`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CreateDrainJob {
+pub struct CreateDrainJobRequest {
     /// Names of segments to empty.
     pub segments: Vec<String>,
     /// Names of segments to move objects to; any if there are none.
@@ -244,7 +244,7 @@ pub struct CreateDrainJob {
 
 /// The answer to `POST /api/v1/drain_jobs` and `POST /api/v1/drain_jobs/cancel?job_id=…`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DrainJobChanged {
+pub struct DrainJobChangeResponse {
     /// True.
     pub success: bool,
     /// The job.
@@ -259,7 +259,7 @@ pub struct DrainJobChanged {
 
 /// `GET /api/v1/drain_jobs/query?job_id=…`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DrainJob {
+pub struct DrainJobResponse {
     /// True.
     pub success: bool,
     /// The job.
@@ -299,7 +299,7 @@ pub struct DrainJob {
 
 /// The body of `PUT /api/v1/tenant_quotas?tenant_id=…`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RequestedQuota {
+pub struct TenantQuotaRequest {
     /// Bytes, at least 1 and less than 2^63.
     pub requested_quota_bytes: u64,
 }
@@ -325,7 +325,7 @@ pub struct TenantQuota {
 
 /// `POST /api/v1/remove_all`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RemovedAll {
+pub struct RemoveAllResponse {
     /// True.
     pub success: bool,
     /// How many objects were removed.

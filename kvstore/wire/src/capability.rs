@@ -24,11 +24,11 @@ const MAC: usize = 32;
 const DOMAIN: &[u8] = b"moongate capability 1";
 
 /// SHA-256 of the certificate that a peer has shown.
-pub type Fingerprint = [u8; 32];
+pub type CertificateFingerprint = [u8; 32];
 
 /// What may be done with a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Rights {
+pub enum AccessRights {
     /// It may be read.
     Read,
     /// It may be written.
@@ -37,42 +37,43 @@ pub enum Rights {
 
 /// Why a node refuses a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum CapabilityError {
     /// The signature does not match: another certificate, another segment, an earlier run of the node, or changed bytes.
     #[error("the capability was not issued for this certificate and this segment")]
-    Forged,
+    InvalidSignature,
     /// It has expired.
     #[error("the capability has expired")]
     Expired,
     /// The transfer exceeds its range.
     #[error("the capability is for another range")]
-    Range,
+    OutOfRange,
     /// It is for reading, and the peer writes, or the other way round.
     #[error("the capability does not grant this operation")]
-    Rights,
+    WrongOperation,
 }
 
-impl Refusal {
+impl CapabilityError {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Forged, Self::Expired, Self::Range, Self::Rights];
+    pub const ALL: [Self; 4] =
+        [Self::InvalidSignature, Self::Expired, Self::OutOfRange, Self::WrongOperation];
 
     /// As labels of metrics have it.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
-            Self::Forged => "forged",
+            Self::InvalidSignature => "forged",
             Self::Expired => "expired",
-            Self::Range => "range",
-            Self::Rights => "rights",
+            Self::OutOfRange => "range",
+            Self::WrongOperation => "rights",
         }
     }
 }
 
 /// What is granted, without the signature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grant {
+pub struct AccessGrant {
     /// What may be done.
-    pub rights: Rights,
+    pub rights: AccessRights,
     /// Address of the first byte, as the node's peers use it.
     pub start: u64,
     /// Bytes.
@@ -85,14 +86,14 @@ pub struct Grant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capability {
     /// What is granted.
-    pub grant: Grant,
+    pub grant: AccessGrant,
     mac: [u8; MAC],
 }
 
 /// Bytes that are not a capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("rights {0} of a capability are unknown")]
-pub struct UnknownRights(pub u64);
+pub struct UnknownRightsError(pub u64);
 
 impl Capability {
     /// The capability's bytes: start, size, expiry and rights, eight bytes each (little-endian), and the signature.
@@ -108,30 +109,30 @@ impl Capability {
     /// Reads a capability. Nothing about it is checked.
     ///
     /// # Errors
-    /// [`UnknownRights`].
-    pub fn decode(bytes: &[u8; CAPABILITY]) -> Result<Self, UnknownRights> {
+    /// [`UnknownRightsError`].
+    pub fn decode(bytes: &[u8; CAPABILITY]) -> Result<Self, UnknownRightsError> {
         let number = |at: usize| {
             let mut number = [0; 8];
             number.copy_from_slice(&bytes[at..at + 8]);
             u64::from_le_bytes(number)
         };
         let rights = match number(24) {
-            0 => Rights::Read,
-            1 => Rights::Write,
-            other => return Err(UnknownRights(other)),
+            0 => AccessRights::Read,
+            1 => AccessRights::Write,
+            other => return Err(UnknownRightsError(other)),
         };
         let mut mac = [0; MAC];
         mac.copy_from_slice(&bytes[CAPABILITY - MAC..]);
-        let grant = Grant { rights, start: number(0), size: number(8), expires_ms: number(16) };
+        let grant = AccessGrant { rights, start: number(0), size: number(8), expires_ms: number(16) };
         Ok(Self { grant, mac })
     }
 }
 
-impl Grant {
+impl AccessGrant {
     fn encode(&self) -> [u8; CAPABILITY - MAC] {
         let rights = match self.rights {
-            Rights::Read => 0,
-            Rights::Write => 1,
+            AccessRights::Read => 0,
+            AccessRights::Write => 1,
         };
         let mut bytes = [0; CAPABILITY - MAC];
         for (place, number) in bytes.chunks_exact_mut(8).zip([self.start, self.size, self.expires_ms, rights])
@@ -160,7 +161,7 @@ impl SegmentKey {
         Self(bytes)
     }
 
-    fn mac(&self, segment: Uuid, grant: &Grant, holder: &Fingerprint) -> Hmac<Sha256> {
+    fn mac(&self, segment: Uuid, grant: &AccessGrant, holder: &CertificateFingerprint) -> Hmac<Sha256> {
         // The algorithm pads a key with zeros to the size of a block.
         let mut block = [0; 64];
         block[..self.0.len()].copy_from_slice(&self.0);
@@ -174,31 +175,31 @@ impl SegmentKey {
 
     /// Signs a grant for the peer with the certificate `holder`.
     #[must_use]
-    pub fn sign(&self, segment: Uuid, grant: Grant, holder: &Fingerprint) -> Capability {
+    pub fn sign(&self, segment: Uuid, grant: AccessGrant, holder: &CertificateFingerprint) -> Capability {
         Capability { grant, mac: self.mac(segment, &grant, holder).finalize().into_bytes().into() }
     }
 
     /// Checks a capability that the peer with the certificate `holder` presents for a transfer. Signatures are compared in constant time.
     ///
     /// # Errors
-    /// [`Refusal`].
+    /// [`CapabilityError`].
     pub fn check(
         &self,
         segment: Uuid,
         capability: &Capability,
-        holder: &Fingerprint,
-        transfer: Transfer,
-    ) -> Result<(), Refusal> {
+        holder: &CertificateFingerprint,
+        transfer: RequestedAccess,
+    ) -> Result<(), CapabilityError> {
         let grant = &capability.grant;
         let signature = self.mac(segment, grant, holder).verify_slice(&capability.mac);
-        signature.map_err(|_| Refusal::Forged)?;
+        signature.map_err(|_| CapabilityError::InvalidSignature)?;
         if grant.expires_ms <= transfer.now_ms {
-            return Err(Refusal::Expired);
+            return Err(CapabilityError::Expired);
         }
         if !grant.covers(transfer.start, transfer.size) {
-            return Err(Refusal::Range);
+            return Err(CapabilityError::OutOfRange);
         }
-        if grant.rights == transfer.rights { Ok(()) } else { Err(Refusal::Rights) }
+        if grant.rights == transfer.rights { Ok(()) } else { Err(CapabilityError::WrongOperation) }
     }
 }
 
@@ -210,9 +211,9 @@ impl fmt::Debug for SegmentKey {
 
 /// A transfer that is to be checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Transfer {
+pub struct RequestedAccess {
     /// What the peer does.
-    pub rights: Rights,
+    pub rights: AccessRights,
     /// The first byte.
     pub start: u64,
     /// Bytes.
@@ -228,36 +229,44 @@ mod tests {
     use super::*;
 
     const SEGMENT: Uuid = Uuid { first: 1, second: 2 };
-    const HOLDER: Fingerprint = [3; 32];
-    const GRANT: Grant = Grant { rights: Rights::Read, start: 4096, size: 100, expires_ms: 1000 };
-    const READ: Transfer = Transfer { rights: Rights::Read, start: 4096, size: 100, now_ms: 999 };
+    const HOLDER: CertificateFingerprint = [3; 32];
+    const GRANT: AccessGrant =
+        AccessGrant { rights: AccessRights::Read, start: 4096, size: 100, expires_ms: 1000 };
+    const READ: RequestedAccess =
+        RequestedAccess { rights: AccessRights::Read, start: 4096, size: 100, now_ms: 999 };
 
     #[test]
-    fn a_capability_holds_for_its_certificate_segment_range_rights_and_time() {
+    fn capability_binds_certificate_segment_range_rights_time() {
         let key = SegmentKey::new([7; 32]);
         let signed = key.sign(SEGMENT, GRANT, &HOLDER);
         let check = |transfer| key.check(SEGMENT, &signed, &HOLDER, transfer);
         assert_eq!(check(READ), Ok(()));
-        assert_eq!(check(Transfer { start: 4100, size: 96, ..READ }), Ok(()));
-        assert_eq!(check(Transfer { start: 4100, ..READ }), Err(Refusal::Range));
-        assert_eq!(check(Transfer { start: 4095, size: 1, ..READ }), Err(Refusal::Range));
-        assert_eq!(check(Transfer { size: u64::MAX, ..READ }), Err(Refusal::Range));
-        assert_eq!(check(Transfer { rights: Rights::Write, ..READ }), Err(Refusal::Rights));
-        assert_eq!(check(Transfer { now_ms: 1000, ..READ }), Err(Refusal::Expired));
-        assert_eq!(key.check(SEGMENT, &signed, &[4; 32], READ), Err(Refusal::Forged));
-        assert_eq!(key.check(Uuid::default(), &signed, &HOLDER, READ), Err(Refusal::Forged));
+        assert_eq!(check(RequestedAccess { start: 4100, size: 96, ..READ }), Ok(()));
+        assert_eq!(check(RequestedAccess { start: 4100, ..READ }), Err(CapabilityError::OutOfRange));
+        assert_eq!(check(RequestedAccess { start: 4095, size: 1, ..READ }), Err(CapabilityError::OutOfRange));
+        assert_eq!(check(RequestedAccess { size: u64::MAX, ..READ }), Err(CapabilityError::OutOfRange));
+        assert_eq!(
+            check(RequestedAccess { rights: AccessRights::Write, ..READ }),
+            Err(CapabilityError::WrongOperation)
+        );
+        assert_eq!(check(RequestedAccess { now_ms: 1000, ..READ }), Err(CapabilityError::Expired));
+        assert_eq!(key.check(SEGMENT, &signed, &[4; 32], READ), Err(CapabilityError::InvalidSignature));
+        assert_eq!(
+            key.check(Uuid::default(), &signed, &HOLDER, READ),
+            Err(CapabilityError::InvalidSignature)
+        );
         let other = SegmentKey::new([8; 32]);
-        assert_eq!(other.check(SEGMENT, &signed, &HOLDER, READ), Err(Refusal::Forged));
-        let wider = Capability { grant: Grant { size: 101, ..GRANT }, ..signed };
-        assert_eq!(key.check(SEGMENT, &wider, &HOLDER, READ), Err(Refusal::Forged));
+        assert_eq!(other.check(SEGMENT, &signed, &HOLDER, READ), Err(CapabilityError::InvalidSignature));
+        let wider = Capability { grant: AccessGrant { size: 101, ..GRANT }, ..signed };
+        assert_eq!(key.check(SEGMENT, &wider, &HOLDER, READ), Err(CapabilityError::InvalidSignature));
         assert_eq!(format!("{key:?}"), "SegmentKey", "a key is not shown");
     }
 
     proptest! {
         #[test]
         fn capabilities_survive_the_round_trip(start: u64, size: u64, expires_ms: u64, write: bool, key: [u8; 32]) {
-            let rights = if write { Rights::Write } else { Rights::Read };
-            let signed = SegmentKey::new(key).sign(SEGMENT, Grant { rights, start, size, expires_ms }, &HOLDER);
+            let rights = if write { AccessRights::Write } else { AccessRights::Read };
+            let signed = SegmentKey::new(key).sign(SEGMENT, AccessGrant { rights, start, size, expires_ms }, &HOLDER);
             prop_assert_eq!(Capability::decode(&signed.encode()), Ok(signed));
         }
 
@@ -277,7 +286,7 @@ mod tests {
             let mut bytes = key.sign(SEGMENT, GRANT, &HOLDER).encode();
             bytes[byte] ^= 1 << bit;
             if let Ok(changed) = Capability::decode(&bytes) {
-                prop_assert_eq!(key.check(SEGMENT, &changed, &HOLDER, READ), Err(Refusal::Forged));
+                prop_assert_eq!(key.check(SEGMENT, &changed, &HOLDER, READ), Err(CapabilityError::InvalidSignature));
             }
         }
     }

@@ -8,12 +8,12 @@ use std::sync::LazyLock;
 use bytes::BytesMut;
 
 use crate::dialect::Dialect;
-use crate::frame::{self, Fault, RequestHeader, ResponseHeader};
-use crate::pack::{self, DecodeError, EncodeError, Signature, arguments, layout};
-use crate::rpc::Outcome;
+use crate::frame::{self, RequestHeader, ResponseHeader, RpcFault};
+use crate::pack::{self, PackError, TypeSignature, UnpackError, arguments, layout};
+use crate::rpc::MasterResult;
 use crate::types::DEFAULT_TENANT;
 
-const FORM: Dialect = Dialect::NEWEST;
+const DIALECT: Dialect = Dialect::NEWEST;
 /// Between tenant and key in the names of objects on a disk.
 const SEPARATOR: char = '\0';
 
@@ -31,7 +31,7 @@ arguments! { StageArguments<S> { names, sizes } }
 /// Objects that have been read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReleaseArguments {
-    /// Which, as [`Staged::batch_id`] told.
+    /// Which, as [`StagedObjects::batch_id`] told.
     pub batch_id: u64,
 }
 
@@ -39,7 +39,7 @@ arguments! { ReleaseArguments { batch_id } }
 
 /// Where objects are that were brought into memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Staged<S> {
+pub struct StagedObjects<S> {
     /// Names them when they are released.
     pub batch_id: u64,
     /// The address of each.
@@ -50,7 +50,7 @@ pub struct Staged<S> {
     pub ttl_ms: u64,
 }
 
-layout! { Staged<S> { batch_id, addresses, endpoint, ttl_ms } }
+layout! { StagedObjects<S> { batch_id, addresses, endpoint, ttl_ms } }
 
 /// A request to such a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,22 +62,22 @@ pub enum DiskRequest<S> {
 }
 
 /// What a request looks like, and its reply.
-struct Forms {
+struct DiskCallSignatures {
     function_id: u32,
-    arguments: Signature,
-    reply: Signature,
+    arguments: TypeSignature,
+    reply: TypeSignature,
 }
 
-static STAGE: LazyLock<Forms> = LazyLock::new(|| Forms {
+static STAGE_SIGNATURES: LazyLock<DiskCallSignatures> = LazyLock::new(|| DiskCallSignatures {
     function_id: pack::md5_prefix(b"mooncake::RealClient::batch_get_offload_object"),
-    arguments: Signature::of::<StageArguments<&str>>(FORM),
-    reply: Signature::of::<Outcome<Staged<&str>>>(FORM),
+    arguments: TypeSignature::of::<StageArguments<&str>>(DIALECT),
+    reply: TypeSignature::of::<MasterResult<StagedObjects<&str>>>(DIALECT),
 });
 
-static RELEASE: LazyLock<Forms> = LazyLock::new(|| Forms {
+static RELEASE_SIGNATURES: LazyLock<DiskCallSignatures> = LazyLock::new(|| DiskCallSignatures {
     function_id: pack::md5_prefix(b"mooncake::RealClient::release_offload_buffer"),
-    arguments: Signature::of::<ReleaseArguments>(FORM),
-    reply: Signature::of::<bool>(FORM),
+    arguments: TypeSignature::of::<ReleaseArguments>(DIALECT),
+    reply: TypeSignature::of::<bool>(DIALECT),
 });
 
 impl DiskRequest<&str> {
@@ -85,15 +85,15 @@ impl DiskRequest<&str> {
     ///
     /// # Errors
     /// When it does not fit into a frame. Then nothing is appended.
-    pub fn encode(&self, sequence: u32, out: &mut BytesMut) -> Result<(), EncodeError> {
+    pub fn encode(&self, sequence: u32, out: &mut BytesMut) -> Result<(), PackError> {
         let forms = match self {
-            Self::Stage(_) => &STAGE,
-            Self::Release(_) => &RELEASE,
+            Self::Stage(_) => &STAGE_SIGNATURES,
+            Self::Release(_) => &RELEASE_SIGNATURES,
         };
         let header = RequestHeader { sequence, function_id: forms.function_id };
         frame::write_request(out, header, |out| match self {
-            Self::Stage(arguments) => pack::encode(arguments, &forms.arguments, FORM, out),
-            Self::Release(arguments) => pack::encode(arguments, &forms.arguments, FORM, out),
+            Self::Stage(arguments) => pack::encode(arguments, &forms.arguments, DIALECT, out),
+            Self::Release(arguments) => pack::encode(arguments, &forms.arguments, DIALECT, out),
         })
     }
 }
@@ -103,14 +103,14 @@ impl DiskRequest<String> {
     ///
     /// # Errors
     /// The fault to be answered: there is no such function, or its arguments have another form.
-    pub fn decode(function_id: u32, body: &[u8]) -> Result<Self, Fault> {
-        let wrong = |_: DecodeError| Fault::invalid_argument();
-        if function_id == STAGE.function_id {
-            pack::decode(body, &STAGE.arguments, FORM).map(Self::Stage).map_err(wrong)
-        } else if function_id == RELEASE.function_id {
-            pack::decode(body, &RELEASE.arguments, FORM).map(Self::Release).map_err(wrong)
+    pub fn decode(function_id: u32, body: &[u8]) -> Result<Self, RpcFault> {
+        let wrong = |_: UnpackError| RpcFault::invalid_argument();
+        if function_id == STAGE_SIGNATURES.function_id {
+            pack::decode(body, &STAGE_SIGNATURES.arguments, DIALECT).map(Self::Stage).map_err(wrong)
+        } else if function_id == RELEASE_SIGNATURES.function_id {
+            pack::decode(body, &RELEASE_SIGNATURES.arguments, DIALECT).map(Self::Release).map_err(wrong)
         } else {
-            Err(Fault::not_registered())
+            Err(RpcFault::not_registered())
         }
     }
 }
@@ -121,11 +121,11 @@ impl DiskRequest<String> {
 /// When it does not fit into a frame. Then nothing is appended.
 pub fn encode_staged(
     sequence: u32,
-    reply: &Outcome<Staged<&str>>,
+    reply: &MasterResult<StagedObjects<&str>>,
     out: &mut BytesMut,
-) -> Result<(), EncodeError> {
+) -> Result<(), PackError> {
     frame::write_response(out, ResponseHeader { sequence, error: 0 }, |out| {
-        pack::encode(reply, &STAGE.reply, FORM, out)
+        pack::encode(reply, &STAGE_SIGNATURES.reply, DIALECT, out)
     })
 }
 
@@ -133,17 +133,17 @@ pub fn encode_staged(
 ///
 /// # Errors
 /// When it is in another form, as that of an older release.
-pub fn decode_staged(body: &[u8]) -> Result<Outcome<Staged<String>>, DecodeError> {
-    pack::decode(body, &STAGE.reply, FORM)
+pub fn decode_staged(body: &[u8]) -> Result<MasterResult<StagedObjects<String>>, UnpackError> {
+    pack::decode(body, &STAGE_SIGNATURES.reply, DIALECT)
 }
 
 /// Appends the reply to [`DiskRequest::Release`]: whether there was such a batch.
 ///
 /// # Errors
 /// When it does not fit into a frame. Then nothing is appended.
-pub fn encode_released(sequence: u32, reply: bool, out: &mut BytesMut) -> Result<(), EncodeError> {
+pub fn encode_released(sequence: u32, reply: bool, out: &mut BytesMut) -> Result<(), PackError> {
     frame::write_response(out, ResponseHeader { sequence, error: 0 }, |out| {
-        pack::encode(&reply, &RELEASE.reply, FORM, out)
+        pack::encode(&reply, &RELEASE_SIGNATURES.reply, DIALECT, out)
     })
 }
 
@@ -163,10 +163,12 @@ pub fn tenant_and_key(name: &str) -> (&str, &str) {
 mod tests {
     use super::*;
     use crate::error::ErrorCode;
-    use crate::frame::Parsed;
+    use crate::frame::FrameParseResult;
 
-    fn request(out: &[u8]) -> Result<DiskRequest<String>, Fault> {
-        let Ok(Parsed::Frame(frame)) = frame::parse::<RequestHeader>(out, 1 << 20) else { panic!() };
+    fn request(out: &[u8]) -> Result<DiskRequest<String>, RpcFault> {
+        let Ok(FrameParseResult::Frame(frame)) = frame::parse::<RequestHeader>(out, 1 << 20) else {
+            panic!()
+        };
         DiskRequest::decode(frame.header.function_id, frame.body)
     }
 
@@ -184,12 +186,14 @@ mod tests {
         DiskRequest::Release(ReleaseArguments { batch_id: 5 }).encode(1, &mut out).unwrap();
         assert_eq!(request(&out), Ok(DiskRequest::Release(ReleaseArguments { batch_id: 5 })));
         for reply in [
-            Ok(Staged { batch_id: 1, addresses: vec![2, 3], endpoint: "h:1", ttl_ms: 4 }),
+            Ok(StagedObjects { batch_id: 1, addresses: vec![2, 3], endpoint: "h:1", ttl_ms: 4 }),
             Err(ErrorCode::OBJECT_NOT_FOUND),
         ] {
             out.clear();
             encode_staged(9, &reply, &mut out).unwrap();
-            let Ok(Parsed::Frame(frame)) = frame::parse::<ResponseHeader>(&out, 1 << 20) else { panic!() };
+            let Ok(FrameParseResult::Frame(frame)) = frame::parse::<ResponseHeader>(&out, 1 << 20) else {
+                panic!()
+            };
             let found = decode_staged(frame.body).unwrap();
             assert_eq!(found.map(|it| it.addresses), reply.map(|it| it.addresses));
         }
@@ -197,7 +201,10 @@ mod tests {
 
     #[test]
     fn other_requests_are_refused() {
-        assert_eq!(DiskRequest::decode(1, &[]), Err(Fault::not_registered()));
-        assert_eq!(DiskRequest::decode(STAGE.function_id, &[1, 2, 3, 4]), Err(Fault::invalid_argument()));
+        assert_eq!(DiskRequest::decode(1, &[]), Err(RpcFault::not_registered()));
+        assert_eq!(
+            DiskRequest::decode(STAGE_SIGNATURES.function_id, &[1, 2, 3, 4]),
+            Err(RpcFault::invalid_argument())
+        );
     }
 }

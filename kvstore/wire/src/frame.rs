@@ -6,7 +6,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::dialect::Dialect;
-use crate::pack::{self, DecodeError, EncodeError, Signature, layout};
+use crate::pack::{self, PackError, TypeSignature, UnpackError, layout};
 
 const MAGIC: u8 = 0x15;
 const VERSION: u8 = 0;
@@ -54,13 +54,13 @@ pub struct RequestHeader {
 pub struct ResponseHeader {
     /// That of the request.
     pub sequence: u32,
-    /// 0, or the number of a [`Fault`], which is then in the body.
+    /// 0, or the number of a [`RpcFault`], which is then in the body.
     pub error: u8,
 }
 
 /// A frame, whose bytes are borrowed (`&[u8]`) or shared ([`Bytes`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Frame<H, B> {
+pub struct RpcFrame<H, B> {
     /// The header.
     pub header: H,
     /// A packed value, or nothing.
@@ -69,9 +69,9 @@ pub struct Frame<H, B> {
     pub attachment: B,
 }
 
-impl<H, B: AsRef<[u8]>> Frame<H, B>
+impl<H, B: AsRef<[u8]>> RpcFrame<H, B>
 where
-    H: Header,
+    H: FrameHeader,
 {
     /// Bytes of the whole frame.
     pub fn size(&self) -> usize {
@@ -81,7 +81,7 @@ where
 
 /// What a buffer begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Parsed<F> {
+pub enum FrameParseResult<F> {
     /// A whole frame.
     Frame(F),
     /// A part of a frame. At least so many bytes more are needed.
@@ -89,11 +89,11 @@ pub enum Parsed<F> {
 }
 
 /// The two kinds of headers.
-pub trait Header: Copy {
+pub trait FrameHeader: Copy {
     /// Bytes of the header.
     const SIZE: usize;
 
-    /// Reads a header of [`Header::SIZE`] bytes: the header, the body's length, the attachment's length.
+    /// Reads a header of [`FrameHeader::SIZE`] bytes: the header, the body's length, the attachment's length.
     ///
     /// # Errors
     /// When it is not a header.
@@ -113,7 +113,7 @@ fn check_start(magic: u8, version: u8) -> Result<(), FrameError> {
     }
 }
 
-impl Header for RequestHeader {
+impl FrameHeader for RequestHeader {
     const SIZE: usize = REQUEST_HEADER;
 
     fn parse(bytes: &[u8]) -> Result<Option<(Self, u32, u32)>, FrameError> {
@@ -133,7 +133,7 @@ impl Header for RequestHeader {
     }
 }
 
-impl Header for ResponseHeader {
+impl FrameHeader for ResponseHeader {
     const SIZE: usize = RESPONSE_HEADER;
 
     fn parse(bytes: &[u8]) -> Result<Option<(Self, u32, u32)>, FrameError> {
@@ -151,9 +151,12 @@ impl Header for ResponseHeader {
 ///
 /// # Errors
 /// When the bytes do not begin a frame, or begin one that is too large.
-pub fn parse<H: Header>(bytes: &[u8], limit: usize) -> Result<Parsed<Frame<H, &[u8]>>, FrameError> {
+pub fn parse<H: FrameHeader>(
+    bytes: &[u8],
+    limit: usize,
+) -> Result<FrameParseResult<RpcFrame<H, &[u8]>>, FrameError> {
     let Some((header, body, attachment)) = H::parse(bytes)? else {
-        return Ok(Parsed::Incomplete(H::SIZE - bytes.len().min(H::SIZE - 1)));
+        return Ok(FrameParseResult::Incomplete(H::SIZE - bytes.len().min(H::SIZE - 1)));
     };
     let size = u64::from(body) + u64::from(attachment);
     if size > limit as u64 {
@@ -162,11 +165,11 @@ pub fn parse<H: Header>(bytes: &[u8], limit: usize) -> Result<Parsed<Frame<H, &[
     let (body, attachment) = (body as usize, attachment as usize);
     let rest = bytes.get(H::SIZE..).unwrap_or_default();
     let Some((body, rest)) = rest.split_at_checked(body) else {
-        return Ok(Parsed::Incomplete(body + attachment - rest.len()));
+        return Ok(FrameParseResult::Incomplete(body + attachment - rest.len()));
     };
     match rest.get(..attachment) {
-        Some(attachment) => Ok(Parsed::Frame(Frame { header, body, attachment })),
-        None => Ok(Parsed::Incomplete(attachment - rest.len())),
+        Some(attachment) => Ok(FrameParseResult::Frame(RpcFrame { header, body, attachment })),
+        None => Ok(FrameParseResult::Incomplete(attachment - rest.len())),
     }
 }
 
@@ -174,14 +177,17 @@ pub fn parse<H: Header>(bytes: &[u8], limit: usize) -> Result<Parsed<Frame<H, &[
 ///
 /// # Errors
 /// As [`parse`].
-pub fn take<H: Header>(buffer: &mut BytesMut, limit: usize) -> Result<Parsed<Frame<H, Bytes>>, FrameError> {
+pub fn take<H: FrameHeader>(
+    buffer: &mut BytesMut,
+    limit: usize,
+) -> Result<FrameParseResult<RpcFrame<H, Bytes>>, FrameError> {
     let (header, size, body) = match parse::<H>(buffer, limit)? {
-        Parsed::Frame(frame) => (frame.header, frame.size(), frame.body.len()),
-        Parsed::Incomplete(missing) => return Ok(Parsed::Incomplete(missing)),
+        FrameParseResult::Frame(frame) => (frame.header, frame.size(), frame.body.len()),
+        FrameParseResult::Incomplete(missing) => return Ok(FrameParseResult::Incomplete(missing)),
     };
     let whole = buffer.split_to(size).freeze();
     let (body, attachment) = (whole.slice(H::SIZE..H::SIZE + body), whole.slice(H::SIZE + body..));
-    Ok(Parsed::Frame(Frame { header, body, attachment }))
+    Ok(FrameParseResult::Frame(RpcFrame { header, body, attachment }))
 }
 
 /// Appends a request without attachment, whose body `body` appends.
@@ -191,8 +197,8 @@ pub fn take<H: Header>(buffer: &mut BytesMut, limit: usize) -> Result<Parsed<Fra
 pub fn write_request(
     out: &mut BytesMut,
     header: RequestHeader,
-    body: impl FnOnce(&mut BytesMut) -> Result<(), EncodeError>,
-) -> Result<(), EncodeError> {
+    body: impl FnOnce(&mut BytesMut) -> Result<(), PackError>,
+) -> Result<(), PackError> {
     write(out, body, REQUEST_HEADER, |out, size| {
         out.put_slice(&[MAGIC, VERSION, STRUCT_PACK, 0]);
         out.put_u32_le(header.sequence);
@@ -206,8 +212,8 @@ pub fn write_request(
 ///
 /// # Errors
 /// When it is more than a frame can hold. Then the request has none.
-pub fn attach(request: &mut BytesMut, attachment: &[u8]) -> Result<(), EncodeError> {
-    let size = u32::try_from(attachment.len()).map_err(|_| EncodeError::TooLarge(attachment.len()))?;
+pub fn attach(request: &mut BytesMut, attachment: &[u8]) -> Result<(), PackError> {
+    let size = u32::try_from(attachment.len()).map_err(|_| PackError::TooLarge(attachment.len()))?;
     if let Some(length) = request.get_mut(ATTACHMENT_LENGTH..REQUEST_HEADER) {
         length.copy_from_slice(&size.to_le_bytes());
         request.extend_from_slice(attachment);
@@ -219,8 +225,8 @@ pub fn attach(request: &mut BytesMut, attachment: &[u8]) -> Result<(), EncodeErr
 ///
 /// # Errors
 /// When it is more than a frame can hold. Then the response has none.
-pub fn attach_to_response(out: &mut BytesMut, start: usize, attachment: &[u8]) -> Result<(), EncodeError> {
-    let size = u32::try_from(attachment.len()).map_err(|_| EncodeError::TooLarge(attachment.len()))?;
+pub fn attach_to_response(out: &mut BytesMut, start: usize, attachment: &[u8]) -> Result<(), PackError> {
+    let size = u32::try_from(attachment.len()).map_err(|_| PackError::TooLarge(attachment.len()))?;
     if let Some(length) = out.get_mut(start + RESPONSE_HEADER - 4..start + RESPONSE_HEADER) {
         length.copy_from_slice(&size.to_le_bytes());
         out.extend_from_slice(attachment);
@@ -235,8 +241,8 @@ pub fn attach_to_response(out: &mut BytesMut, start: usize, attachment: &[u8]) -
 pub fn write_response(
     out: &mut BytesMut,
     header: ResponseHeader,
-    body: impl FnOnce(&mut BytesMut) -> Result<(), EncodeError>,
-) -> Result<(), EncodeError> {
+    body: impl FnOnce(&mut BytesMut) -> Result<(), PackError>,
+) -> Result<(), PackError> {
     write(out, body, RESPONSE_HEADER, |out, size| {
         out.put_slice(&[MAGIC, VERSION, header.error, 0]);
         out.put_u32_le(header.sequence);
@@ -247,15 +253,15 @@ pub fn write_response(
 
 fn write(
     out: &mut BytesMut,
-    body: impl FnOnce(&mut BytesMut) -> Result<(), EncodeError>,
+    body: impl FnOnce(&mut BytesMut) -> Result<(), PackError>,
     header_size: usize,
     header: impl FnOnce(&mut &mut [u8], u32),
-) -> Result<(), EncodeError> {
+) -> Result<(), PackError> {
     let start = out.len();
     out.put_bytes(0, header_size);
     let written = body(out).and_then(|()| {
         let size = out.len() - start - header_size;
-        u32::try_from(size).map_err(|_| EncodeError::TooLarge(size))
+        u32::try_from(size).map_err(|_| PackError::TooLarge(size))
     });
     match (written, out.get_mut(start..)) {
         (Ok(size), Some(mut frame)) => {
@@ -272,7 +278,7 @@ fn write(
 /// A call that failed in the transport: the function was not run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the RPC failed: {message} ({code})")]
-pub struct Fault {
+pub struct RpcFault {
     /// One of the numbers below, or another.
     pub code: u16,
     /// What went wrong, for people.
@@ -288,7 +294,7 @@ struct ExtendedFault<S> {
     message: S,
 }
 
-impl Fault {
+impl RpcFault {
     /// The arguments are not what the function takes: another release's, or garbage.
     pub const INVALID_ARGUMENT: u16 = 4;
     /// There is no such function.
@@ -308,17 +314,17 @@ impl Fault {
     ///
     /// # Errors
     /// When the message does not fit into a frame.
-    pub fn write(&self, sequence: u32, out: &mut BytesMut) -> Result<(), EncodeError> {
+    pub fn write(&self, sequence: u32, out: &mut BytesMut) -> Result<(), PackError> {
         let message = self.message.as_str();
         match u8::try_from(self.code) {
             Ok(error) if error != EXTENDED_FAULT => {
                 write_response(out, ResponseHeader { sequence, error }, |out| {
-                    let signature = Signature::of::<&str>(Dialect::NEWEST);
+                    let signature = TypeSignature::of::<&str>(Dialect::NEWEST);
                     pack::encode(&message, &signature, Dialect::NEWEST, out)
                 })
             }
             _ => write_response(out, ResponseHeader { sequence, error: EXTENDED_FAULT }, |out| {
-                let signature = Signature::of::<ExtendedFault<&str>>(Dialect::NEWEST);
+                let signature = TypeSignature::of::<ExtendedFault<&str>>(Dialect::NEWEST);
                 let fault = ExtendedFault { code: self.code, message };
                 pack::encode(&fault, &signature, Dialect::NEWEST, out)
             }),
@@ -329,13 +335,13 @@ impl Fault {
     ///
     /// # Errors
     /// When the body is not that of a fault.
-    pub fn parse(error: u8, body: &[u8]) -> Result<Self, DecodeError> {
+    pub fn parse(error: u8, body: &[u8]) -> Result<Self, UnpackError> {
         if error == EXTENDED_FAULT {
-            let signature = Signature::of::<ExtendedFault<String>>(Dialect::NEWEST);
+            let signature = TypeSignature::of::<ExtendedFault<String>>(Dialect::NEWEST);
             let fault: ExtendedFault<String> = pack::decode(body, &signature, Dialect::NEWEST)?;
             return Ok(Self { code: fault.code, message: fault.message });
         }
-        let signature = Signature::of::<String>(Dialect::NEWEST);
+        let signature = TypeSignature::of::<String>(Dialect::NEWEST);
         let message = pack::decode(body, &signature, Dialect::NEWEST)?;
         Ok(Self { code: u16::from(error), message })
     }

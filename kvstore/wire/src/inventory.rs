@@ -7,12 +7,12 @@ use std::sync::LazyLock;
 use bytes::BytesMut;
 
 use crate::dialect::Dialect;
-use crate::frame::{self, Fault, RequestHeader, ResponseHeader};
-use crate::pack::{self, DecodeError, EncodeError, Pack, Signature, Text, arguments, layout};
-use crate::rpc::Outcome;
+use crate::frame::{self, RequestHeader, ResponseHeader, RpcFault};
+use crate::pack::{self, Pack, PackError, TypeSignature, UnpackError, WireString, arguments, layout};
+use crate::rpc::MasterResult;
 use crate::types::Uuid;
 
-const FORM: Dialect = Dialect::NEWEST;
+const DIALECT: Dialect = Dialect::NEWEST;
 
 /// A flag of an object: it has a checksum.
 pub const HAS_CHECKSUM: u64 = 1;
@@ -81,14 +81,14 @@ arguments! {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InventoryReply {
     /// Whether the master accepts the inventory: 1 or 0.
-    pub wanted: u64,
+    pub accepted: u64,
     /// The master's epoch.
     pub epoch: u64,
     /// What became of each object that was offered, as numbers of the master's outcomes.
     pub outcomes: Vec<u64>,
 }
 
-layout! { InventoryReply { wanted, epoch, outcomes } }
+layout! { InventoryReply { accepted, epoch, outcomes } }
 
 /// Polls what has changed in a segment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -113,7 +113,7 @@ pub struct ObjectChangesReply<S> {
     /// The master's epoch.
     pub epoch: u64,
     /// 1 if this begins with all objects of the segment: what is not reported until `caught_up` is not there.
-    pub begins: u64,
+    pub is_full: u64,
     /// 1 if there were no more changes when this was written.
     pub caught_up: u64,
     /// See [`change`].
@@ -138,26 +138,26 @@ pub struct ObjectChangesReply<S> {
 
 layout! {
     ObjectChangesReply<S> {
-        token, epoch, begins, caught_up, kinds, offsets, sequences, sizes, checksums, flags, tenants, keys, groups
+        token, epoch, is_full, caught_up, kinds, offsets, sequences, sizes, checksums, flags, tenants, keys, groups
     }
 }
 
-struct Forms {
+struct InventorySignatures {
     inventory_id: u32,
-    inventory: Signature,
-    inventory_reply: Signature,
+    inventory: TypeSignature,
+    inventory_reply: TypeSignature,
     changes_id: u32,
-    changes: Signature,
-    changes_reply: Signature,
+    changes: TypeSignature,
+    changes_reply: TypeSignature,
 }
 
-static FORMS: LazyLock<Forms> = LazyLock::new(|| Forms {
+static SIGNATURES: LazyLock<InventorySignatures> = LazyLock::new(|| InventorySignatures {
     inventory_id: pack::md5_prefix(b"moongate::Master::Inventory"),
-    inventory: Signature::of::<InventoryArguments<&str>>(FORM),
-    inventory_reply: Signature::of::<Outcome<InventoryReply>>(FORM),
+    inventory: TypeSignature::of::<InventoryArguments<&str>>(DIALECT),
+    inventory_reply: TypeSignature::of::<MasterResult<InventoryReply>>(DIALECT),
     changes_id: pack::md5_prefix(b"moongate::Master::ObjectChanges"),
-    changes: Signature::of::<ObjectChangesArguments>(FORM),
-    changes_reply: Signature::of::<Outcome<ObjectChangesReply<&str>>>(FORM),
+    changes: TypeSignature::of::<ObjectChangesArguments>(DIALECT),
+    changes_reply: TypeSignature::of::<MasterResult<ObjectChangesReply<&str>>>(DIALECT),
 });
 
 /// A request of either kind.
@@ -174,23 +174,24 @@ impl<'a> InventoryRequest<'a> {
     ///
     /// # Errors
     /// The fault to be answered.
-    pub fn decode(function_id: u32, body: &'a [u8]) -> Result<Option<Self>, Fault> {
-        let malformed = |_| Fault::invalid_argument();
-        if function_id == FORMS.changes_id {
-            return pack::decode(body, &FORMS.changes, FORM)
+    pub fn decode(function_id: u32, body: &'a [u8]) -> Result<Option<Self>, RpcFault> {
+        let malformed = |_| RpcFault::invalid_argument();
+        if function_id == SIGNATURES.changes_id {
+            return pack::decode(body, &SIGNATURES.changes, DIALECT)
                 .map(|it| Some(Self::Changes(it)))
                 .map_err(malformed);
         }
-        if function_id != FORMS.inventory_id {
+        if function_id != SIGNATURES.inventory_id {
             return Ok(None);
         }
-        let it: InventoryArguments<&str> = pack::decode(body, &FORMS.inventory, FORM).map_err(malformed)?;
+        let it: InventoryArguments<&str> =
+            pack::decode(body, &SIGNATURES.inventory, DIALECT).map_err(malformed)?;
         let numbers = [&it.offsets, &it.sizes, &it.epochs, &it.sequences, &it.checksums, &it.crcs, &it.flags];
         let texts = [&it.tenants, &it.groups];
         let count = it.keys.len();
         let fits =
             numbers.iter().all(|list| list.len() == count) && texts.iter().all(|list| list.len() == count);
-        if fits { Ok(Some(Self::Inventory(Box::new(it)))) } else { Err(Fault::invalid_argument()) }
+        if fits { Ok(Some(Self::Inventory(Box::new(it)))) } else { Err(RpcFault::invalid_argument()) }
     }
 }
 
@@ -199,9 +200,9 @@ impl<S: Pack> InventoryArguments<S> {
     ///
     /// # Errors
     /// When it does not fit into a frame. Then nothing is appended.
-    pub fn encode(&self, sequence: u32, out: &mut BytesMut) -> Result<(), EncodeError> {
-        let header = RequestHeader { sequence, function_id: FORMS.inventory_id };
-        frame::write_request(out, header, |out| pack::encode(self, &FORMS.inventory, FORM, out))
+    pub fn encode(&self, sequence: u32, out: &mut BytesMut) -> Result<(), PackError> {
+        let header = RequestHeader { sequence, function_id: SIGNATURES.inventory_id };
+        frame::write_request(out, header, |out| pack::encode(self, &SIGNATURES.inventory, DIALECT, out))
     }
 }
 
@@ -210,9 +211,9 @@ impl ObjectChangesArguments {
     ///
     /// # Errors
     /// When it does not fit into a frame. Then nothing is appended.
-    pub fn encode(&self, sequence: u32, out: &mut BytesMut) -> Result<(), EncodeError> {
-        let header = RequestHeader { sequence, function_id: FORMS.changes_id };
-        frame::write_request(out, header, |out| pack::encode(self, &FORMS.changes, FORM, out))
+    pub fn encode(&self, sequence: u32, out: &mut BytesMut) -> Result<(), PackError> {
+        let header = RequestHeader { sequence, function_id: SIGNATURES.changes_id };
+        frame::write_request(out, header, |out| pack::encode(self, &SIGNATURES.changes, DIALECT, out))
     }
 }
 
@@ -221,9 +222,9 @@ impl InventoryReply {
     ///
     /// # Errors
     /// When it does not fit into a frame. Then nothing is appended.
-    pub fn encode(reply: &Outcome<Self>, sequence: u32, out: &mut BytesMut) -> Result<(), EncodeError> {
+    pub fn encode(reply: &MasterResult<Self>, sequence: u32, out: &mut BytesMut) -> Result<(), PackError> {
         frame::write_response(out, ResponseHeader { sequence, error: 0 }, |out| {
-            pack::encode(reply, &FORMS.inventory_reply, FORM, out)
+            pack::encode(reply, &SIGNATURES.inventory_reply, DIALECT, out)
         })
     }
 
@@ -231,8 +232,8 @@ impl InventoryReply {
     ///
     /// # Errors
     /// When it is none.
-    pub fn decode(body: &[u8]) -> Result<Outcome<Self>, DecodeError> {
-        pack::decode(body, &FORMS.inventory_reply, FORM)
+    pub fn decode(body: &[u8]) -> Result<MasterResult<Self>, UnpackError> {
+        pack::decode(body, &SIGNATURES.inventory_reply, DIALECT)
     }
 }
 
@@ -241,20 +242,20 @@ impl<S: Pack> ObjectChangesReply<S> {
     ///
     /// # Errors
     /// When it does not fit into a frame. Then nothing is appended.
-    pub fn encode(reply: &Outcome<Self>, sequence: u32, out: &mut BytesMut) -> Result<(), EncodeError> {
+    pub fn encode(reply: &MasterResult<Self>, sequence: u32, out: &mut BytesMut) -> Result<(), PackError> {
         frame::write_response(out, ResponseHeader { sequence, error: 0 }, |out| {
-            pack::encode(reply, &FORMS.changes_reply, FORM, out)
+            pack::encode(reply, &SIGNATURES.changes_reply, DIALECT, out)
         })
     }
 }
 
-impl<'a, S: Text<'a>> ObjectChangesReply<S> {
+impl<'a, S: WireString<'a>> ObjectChangesReply<S> {
     /// Reads the reply.
     ///
     /// # Errors
     /// When it is none, or its lists have different lengths.
-    pub fn decode(body: &'a [u8]) -> Result<Outcome<Self>, DecodeError> {
-        pack::decode(body, &FORMS.changes_reply, FORM)
+    pub fn decode(body: &'a [u8]) -> Result<MasterResult<Self>, UnpackError> {
+        pack::decode(body, &SIGNATURES.changes_reply, DIALECT)
     }
 
     /// Whether all lists have the same length.
@@ -271,7 +272,7 @@ impl<'a, S: Text<'a>> ObjectChangesReply<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frame::Parsed;
+    use crate::frame::FrameParseResult;
 
     #[test]
     fn requests_and_replies_come_through() {
@@ -293,34 +294,44 @@ mod tests {
         };
         let mut out = BytesMut::new();
         arguments.encode(7, &mut out).unwrap();
-        let Ok(Parsed::Frame(frame)) = frame::parse::<RequestHeader>(&out, 1 << 20) else { panic!() };
+        let Ok(FrameParseResult::Frame(frame)) = frame::parse::<RequestHeader>(&out, 1 << 20) else {
+            panic!()
+        };
         let function = frame.header.function_id;
         let decoded = InventoryRequest::decode(function, frame.body);
         assert_eq!(decoded, Ok(Some(InventoryRequest::Inventory(Box::new(arguments.clone())))));
         assert_eq!(InventoryRequest::decode(1, frame.body), Ok(None));
-        assert_eq!(InventoryRequest::decode(function, &frame.body[1..]), Err(Fault::invalid_argument()));
+        assert_eq!(InventoryRequest::decode(function, &frame.body[1..]), Err(RpcFault::invalid_argument()));
         let mut odd = BytesMut::new();
         InventoryArguments { crcs: vec![], ..arguments }.encode(7, &mut odd).unwrap();
-        let Ok(Parsed::Frame(frame)) = frame::parse::<RequestHeader>(&odd, 1 << 20) else { panic!() };
-        assert_eq!(InventoryRequest::decode(function, frame.body), Err(Fault::invalid_argument()));
+        let Ok(FrameParseResult::Frame(frame)) = frame::parse::<RequestHeader>(&odd, 1 << 20) else {
+            panic!()
+        };
+        assert_eq!(InventoryRequest::decode(function, frame.body), Err(RpcFault::invalid_argument()));
 
         let poll = ObjectChangesArguments { token: 3, ..ObjectChangesArguments::default() };
         let mut out = BytesMut::new();
         poll.encode(7, &mut out).unwrap();
-        let Ok(Parsed::Frame(frame)) = frame::parse::<RequestHeader>(&out, 1 << 20) else { panic!() };
+        let Ok(FrameParseResult::Frame(frame)) = frame::parse::<RequestHeader>(&out, 1 << 20) else {
+            panic!()
+        };
         let decoded = InventoryRequest::decode(frame.header.function_id, frame.body);
         assert_eq!(decoded, Ok(Some(InventoryRequest::Changes(poll))));
 
         let reply = ObjectChangesReply { token: 4, keys: vec!["k"], ..ObjectChangesReply::default() };
         let mut out = BytesMut::new();
         ObjectChangesReply::encode(&Ok(reply.clone()), 7, &mut out).unwrap();
-        let Ok(Parsed::Frame(frame)) = frame::parse::<ResponseHeader>(&out, 1 << 20) else { panic!() };
+        let Ok(FrameParseResult::Frame(frame)) = frame::parse::<ResponseHeader>(&out, 1 << 20) else {
+            panic!()
+        };
         let decoded = ObjectChangesReply::<&str>::decode(frame.body).unwrap().unwrap();
         assert!(decoded == reply && !decoded.is_well_formed());
-        let reply = InventoryReply { wanted: 1, epoch: 2, outcomes: vec![0, 7] };
+        let reply = InventoryReply { accepted: 1, epoch: 2, outcomes: vec![0, 7] };
         let mut out = BytesMut::new();
         InventoryReply::encode(&Ok(reply.clone()), 7, &mut out).unwrap();
-        let Ok(Parsed::Frame(frame)) = frame::parse::<ResponseHeader>(&out, 1 << 20) else { panic!() };
+        let Ok(FrameParseResult::Frame(frame)) = frame::parse::<ResponseHeader>(&out, 1 << 20) else {
+            panic!()
+        };
         assert_eq!(InventoryReply::decode(frame.body), Ok(Ok(reply)));
     }
 }

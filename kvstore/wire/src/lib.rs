@@ -21,12 +21,12 @@ pub mod disk;
 mod error;
 pub mod events;
 pub mod frame;
+pub mod intact_ranges;
 pub mod inventory;
 pub mod key;
 pub mod pack;
 pub mod rpc;
 pub mod types;
-pub mod whole;
 
 pub use dialect::{Dialect, DialectSet};
 pub use error::ErrorCode;

@@ -3,8 +3,9 @@
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::admin::{
-    Answer, BatchQueryKeys, CreateDrainJob, Data, DrainJob, DrainJobChanged, Health, JobStatus,
-    KvEventsStatus, QueryKey, RemovedAll, RequestedQuota, SegmentState, SegmentsDetail, TenantQuota,
+    AdminResponse, AdminSuccess, BatchQueryKeysResponse, CreateDrainJobRequest, DrainJobChangeResponse,
+    DrainJobResponse, HealthResponse, JobStatus, KvEventsStatus, QueryKeyResponse, RemoveAllResponse,
+    SegmentStatusResponse, SegmentsDetail, TenantQuota, TenantQuotaRequest,
 };
 use mooncake_wire::types::SegmentStatus;
 use serde::{Deserialize, Serialize};
@@ -34,20 +35,20 @@ fn answers<T: Serialize + Deserialize<'static>>(what: &str) -> Vec<T> {
     answers
 }
 
-fn done<T>(answer: Answer<T>) -> Option<T> {
+fn done<T>(answer: AdminResponse<T>) -> Option<T> {
     match answer {
-        Answer::Done(value) => Some(value),
-        Answer::Failed(_) => None,
+        AdminResponse::Success(value) => Some(value),
+        AdminResponse::Failure(_) => None,
     }
 }
 
 /// What was right, and the codes of what failed.
-fn divide<T>(answers: Vec<Answer<T>>) -> (Vec<T>, Vec<ErrorCode>) {
+fn divide<T>(answers: Vec<AdminResponse<T>>) -> (Vec<T>, Vec<ErrorCode>) {
     let (mut right, mut failed) = (Vec::new(), Vec::new());
     for answer in answers {
         match answer {
-            Answer::Done(value) => right.push(value),
-            Answer::Failed(failure) => failed.push(failure.error_code),
+            AdminResponse::Success(value) => right.push(value),
+            AdminResponse::Failure(failure) => failed.push(failure.error_code),
         }
     }
     (right, failed)
@@ -55,20 +56,20 @@ fn divide<T>(answers: Vec<Answer<T>>) -> (Vec<T>, Vec<ErrorCode>) {
 
 #[test]
 fn health_and_event_status() {
-    let health = &answers::<Health>("/health")[0];
+    let health = &answers::<HealthResponse>("/health")[0];
     assert_eq!((health.role.as_str(), health.service_ready, health.view_version), ("leader", true, None));
     assert_eq!(answers::<KvEventsStatus>("/kv_events/status"), [KvEventsStatus::default()]);
 }
 
 #[test]
 fn keys() {
-    let (found, failed) = divide(answers::<QueryKey<'_>>("/query_key"));
+    let (found, failed) = divide(answers::<QueryKeyResponse<'_>>("/query_key"));
     assert_eq!(found.iter().map(|found| found.data.len()).collect::<Vec<_>>(), [1, 2]);
     assert_eq!(found[0].data[0].size, 4096);
     assert!(failed.len() >= 3 && failed.iter().all(|code| *code == ErrorCode::OBJECT_NOT_FOUND));
 
-    let answers = answers::<BatchQueryKeys<'_>>("/batch_query_keys");
-    let BatchQueryKeys::Found { data, .. } = &answers[0] else { panic!("{answers:?}") };
+    let answers = answers::<BatchQueryKeysResponse<'_>>("/batch_query_keys");
+    let BatchQueryKeysResponse::Found { data, .. } = &answers[0] else { panic!("{answers:?}") };
     assert_eq!(data.keys().collect::<Vec<_>>(), ["hk1", "hk2", "nope"]);
     assert!(data["hk1"].ok && !data["nope"].ok);
     let endpoints = data["hk2"].values.iter().flatten().map(|buffer| &buffer.endpoint).collect::<Vec<_>>();
@@ -77,7 +78,7 @@ fn keys() {
         data["nope"].error.as_deref().and_then(ErrorCode::from_name),
         Some(ErrorCode::OBJECT_NOT_FOUND)
     );
-    assert!(matches!(&answers[1], BatchQueryKeys::Refused { success: false, .. }));
+    assert!(matches!(&answers[1], BatchQueryKeysResponse::InvalidQuery { success: false, .. }));
 }
 
 #[test]
@@ -86,7 +87,7 @@ fn segments() {
     assert_eq!(detail.total_segments, 2);
     assert_eq!(detail.segments[0].segment_id.to_string(), "1606199659600931571-5960594924283721601");
     assert!((detail.segments[0].allocator_usage_percent - 0.3102).abs() < 0.001);
-    let (states, failed) = divide(answers::<Answer<SegmentState>>("/api/v1/segments/status"));
+    let (states, failed) = divide(answers::<AdminResponse<SegmentStatusResponse>>("/api/v1/segments/status"));
     assert_eq!(
         states.iter().map(|state| state.status).collect::<Vec<_>>(),
         [SegmentStatus::OK, SegmentStatus::DRAINING]
@@ -96,16 +97,17 @@ fn segments() {
 
 #[test]
 fn drain_jobs() {
-    let (jobs, failed) = divide(answers::<Answer<DrainJob>>("/api/v1/drain_jobs/query"));
+    let (jobs, failed) = divide(answers::<AdminResponse<DrainJobResponse>>("/api/v1/drain_jobs/query"));
     assert_eq!(jobs.iter().map(|job| job.status).collect::<Vec<_>>(), [JobStatus::RUNNING]);
     assert_eq!(failed, [ErrorCode::JOB_NOT_FOUND, ErrorCode::INVALID_PARAMS]);
-    let (created, failed) =
-        divide(answers::<Answer<DrainJobChanged>>("POST http://master:9003/api/v1/drain_jobs -"));
+    let (created, failed) = divide(answers::<AdminResponse<DrainJobChangeResponse>>(
+        "POST http://master:9003/api/v1/drain_jobs -",
+    ));
     assert_eq!(created.iter().map(|job| job.status.as_str()).collect::<Vec<_>>(), ["CREATED"]);
     assert_eq!(failed, [ErrorCode::INVALID_PARAMS, ErrorCode::SEGMENT_NOT_FOUND]);
-    let cancelled = answers::<Answer<DrainJobChanged>>("/api/v1/drain_jobs/cancel").remove(0);
+    let cancelled = answers::<AdminResponse<DrainJobChangeResponse>>("/api/v1/drain_jobs/cancel").remove(0);
     assert_eq!(done(cancelled).unwrap().status, "CANCELED");
-    let body = CreateDrainJob { segments: vec!["a".to_owned()], ..CreateDrainJob::default() };
+    let body = CreateDrainJobRequest { segments: vec!["a".to_owned()], ..CreateDrainJobRequest::default() };
     assert_eq!(serde_json::to_string(&body).unwrap(), r#"{"segments":["a"],"target_segments":[]}"#);
 }
 
@@ -118,27 +120,28 @@ fn tenant_quotas() {
         let right = status == 200;
         if request.contains("DELETE") {
             assert_eq!(
-                done(serde_json::from_str::<Answer<Data<()>>>(body).unwrap()).is_some(),
+                done(serde_json::from_str::<AdminResponse<AdminSuccess<()>>>(body).unwrap()).is_some(),
                 right,
                 "{request}"
             );
         } else if request.contains("tenant_id") {
-            let quota = done(serde_json::from_str::<Answer<Data<TenantQuota>>>(body).unwrap());
+            let quota = done(serde_json::from_str::<AdminResponse<AdminSuccess<TenantQuota>>>(body).unwrap());
             assert_eq!(quota.is_some(), right, "{request}");
             single += quota.map_or(0, |quota| quota.data.requested_quota_bytes / 1_048_576);
         } else {
-            let list = done(serde_json::from_str::<Answer<Data<Vec<TenantQuota>>>>(body).unwrap());
+            let list =
+                done(serde_json::from_str::<AdminResponse<AdminSuccess<Vec<TenantQuota>>>>(body).unwrap());
             assert_eq!(list.is_some(), right, "{request}");
             lists += list.map_or(0, |list| list.data.len());
         }
     }
     assert_eq!((lists, single), (1, 2));
-    let body = serde_json::to_string(&RequestedQuota { requested_quota_bytes: 5 }).unwrap();
+    let body = serde_json::to_string(&TenantQuotaRequest { requested_quota_bytes: 5 }).unwrap();
     assert_eq!(body, r#"{"requested_quota_bytes":5}"#);
 }
 
 #[test]
 fn remove_all() {
-    let removed = answers::<RemovedAll>("/api/v1/remove_all");
+    let removed = answers::<RemoveAllResponse>("/api/v1/remove_all");
     assert_eq!(removed.iter().map(|removed| removed.removed_count).collect::<Vec<_>>(), [1, 2]);
 }

@@ -3,13 +3,14 @@
 
 use bytes::BytesMut;
 use mooncake_wire::frame::{
-    self, Fault, FrameError, Header, Parsed, RequestHeader, ResponseHeader, write_request, write_response,
+    self, FrameError, FrameHeader, FrameParseResult, RequestHeader, ResponseHeader, RpcFault, write_request,
+    write_response,
 };
 use proptest::prelude::*;
 
 const LIMIT: usize = 4096;
 
-fn body(bytes: &[u8]) -> impl FnOnce(&mut BytesMut) -> Result<(), mooncake_wire::pack::EncodeError> {
+fn body(bytes: &[u8]) -> impl FnOnce(&mut BytesMut) -> Result<(), mooncake_wire::pack::PackError> {
     |out| {
         out.extend_from_slice(bytes);
         Ok(())
@@ -17,14 +18,14 @@ fn body(bytes: &[u8]) -> impl FnOnce(&mut BytesMut) -> Result<(), mooncake_wire:
 }
 
 /// Feeds `stream` in pieces of `piece` bytes and returns the frames that come out.
-fn frames<H: Header>(stream: &[u8], piece: usize) -> Result<Vec<(H, Vec<u8>)>, FrameError> {
+fn frames<H: FrameHeader>(stream: &[u8], piece: usize) -> Result<Vec<(H, Vec<u8>)>, FrameError> {
     let (mut buffer, mut found) = (BytesMut::new(), Vec::new());
     for piece in stream.chunks(piece) {
         buffer.extend_from_slice(piece);
         loop {
             match frame::take::<H>(&mut buffer, LIMIT)? {
-                Parsed::Frame(frame) => found.push((frame.header, frame.body.to_vec())),
-                Parsed::Incomplete(missing) => {
+                FrameParseResult::Frame(frame) => found.push((frame.header, frame.body.to_vec())),
+                FrameParseResult::Incomplete(missing) => {
                     assert!(missing > 0);
                     break;
                 }
@@ -72,20 +73,20 @@ proptest! {
 
     #[test]
     fn faults_round_trip(code: u16, message in "\\PC{0,300}", sequence: u32) {
-        let fault = Fault { code, message };
+        let fault = RpcFault { code, message };
         let mut out = BytesMut::new();
         fault.write(sequence, &mut out).unwrap();
-        let Parsed::Frame(frame) = frame::parse::<ResponseHeader>(&out, LIMIT).unwrap() else { unreachable!() };
+        let FrameParseResult::Frame(frame) = frame::parse::<ResponseHeader>(&out, LIMIT).unwrap() else { unreachable!() };
         prop_assert_eq!(frame.header.sequence, sequence);
-        prop_assert_eq!(Fault::parse(frame.header.error, frame.body), Ok(fault));
+        prop_assert_eq!(RpcFault::parse(frame.header.error, frame.body), Ok(fault));
     }
 
     #[test]
     fn anything_else_is_refused_or_waited_for(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
-        if let Ok(Parsed::Frame(frame)) = frame::parse::<RequestHeader>(&bytes, LIMIT) {
+        if let Ok(FrameParseResult::Frame(frame)) = frame::parse::<RequestHeader>(&bytes, LIMIT) {
             prop_assert!(frame.size() <= bytes.len());
         }
-        if let Ok(Parsed::Frame(frame)) = frame::parse::<ResponseHeader>(&bytes, LIMIT) {
+        if let Ok(FrameParseResult::Frame(frame)) = frame::parse::<ResponseHeader>(&bytes, LIMIT) {
             prop_assert!(frame.size() <= bytes.len());
         }
     }
@@ -111,7 +112,7 @@ fn a_wrong_header_is_refused_from_its_first_bytes_on() {
 }
 
 #[test]
-fn a_frame_that_is_too_large_is_refused_when_its_header_is_there() {
+fn oversized_frame_is_rejected_at_its_header() {
     let mut bytes = request();
     bytes[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
     bytes[16..20].copy_from_slice(&u32::MAX.to_le_bytes());
@@ -126,12 +127,14 @@ fn a_frame_that_is_too_large_is_refused_when_its_header_is_there() {
 fn an_attachment_belongs_to_its_frame() {
     let mut bytes = request();
     bytes[16..20].copy_from_slice(&3_u32.to_le_bytes());
-    assert_eq!(frame::parse::<RequestHeader>(&bytes, LIMIT), Ok(Parsed::Incomplete(3)));
+    assert_eq!(frame::parse::<RequestHeader>(&bytes, LIMIT), Ok(FrameParseResult::Incomplete(3)));
     let mut attached = BytesMut::from(&request()[..]);
     frame::attach(&mut attached, b"att").unwrap();
     bytes.extend(b"att");
     assert_eq!(attached, bytes);
     bytes.extend(b"next");
-    let Ok(Parsed::Frame(frame)) = frame::parse::<RequestHeader>(&bytes, LIMIT) else { unreachable!() };
+    let Ok(FrameParseResult::Frame(frame)) = frame::parse::<RequestHeader>(&bytes, LIMIT) else {
+        unreachable!()
+    };
     assert_eq!((frame.body, frame.attachment, frame.size()), (&b"body"[..], &b"att"[..], 27));
 }

@@ -3,10 +3,10 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use bytes::BytesMut;
-use mooncake_wire::frame::{self, Fault, Frame, Parsed, RequestHeader, ResponseHeader};
-use mooncake_wire::rpc::{self, Method, Outcome, Request, Rpc};
+use mooncake_wire::frame::{self, FrameParseResult, RequestHeader, ResponseHeader, RpcFault, RpcFrame};
+use mooncake_wire::rpc::{self, MasterResult, Request, RpcDefinition, RpcMethod};
 use mooncake_wire::types::{
-    BufferDescriptor, ClientStatus, DiskReplica, LocalDiskReplica, ObjectMeta, PingReply, Replica,
+    BufferDescriptor, ClientStatus, DiskReplica, LocalDiskReplica, ObjectMeta, PingReply, ReplicaDescriptor,
     ReplicaList, ReplicaMedium, ReplicaStatus, ReplicaType, ReplicateConfig, Segment, Uuid,
 };
 use mooncake_wire::{Dialect, ErrorCode};
@@ -23,8 +23,8 @@ fn hash(text: &str) -> u32 {
     u32::from_str_radix(text, 16).unwrap()
 }
 
-fn method(name: &str) -> Method {
-    *Method::ALL.iter().find(|method| method.name() == name).unwrap()
+fn method(name: &str) -> RpcMethod {
+    *RpcMethod::ALL.iter().find(|method| method.name() == name).unwrap()
 }
 
 /// The bytes of the vector with that name.
@@ -41,14 +41,14 @@ fn every_rpc_of_the_newest_release_has_its_ids_and_literals() {
         .map(|line| line.split('\t').collect())
         .collect();
     assert_eq!(rows.len(), 64);
-    assert_eq!(Method::ALL.len(), 64);
+    assert_eq!(RpcMethod::ALL.len(), 64);
     for row in rows {
         let [name, function_id, arguments_hash, arguments, reply_hash, reply] = row[..] else {
             panic!("{row:?}")
         };
         let method = method(name);
         assert_eq!(method.function_id(), hash(function_id), "{name}");
-        assert_eq!(Method::from_function_id(hash(function_id)), Some(method));
+        assert_eq!(RpcMethod::from_function_id(hash(function_id)), Some(method));
         let signature = method.arguments_signature(Dialect::NEWEST);
         assert_eq!(signature.literal(), from_hex(arguments), "arguments of {name}");
         if !arguments.is_empty() {
@@ -58,7 +58,7 @@ fn every_rpc_of_the_newest_release_has_its_ids_and_literals() {
         assert_eq!(signature.literal(), from_hex(reply), "reply of {name}");
         assert_eq!(signature.hash(), hash(reply_hash), "reply of {name}");
     }
-    assert_eq!(Method::from_function_id(0), None);
+    assert_eq!(RpcMethod::from_function_id(0), None);
 }
 
 /// The newest dialect whose first release is not after `release`.
@@ -83,7 +83,7 @@ fn older_releases_have_their_hashes() {
         }
     }
     let mut checked = 0;
-    for method in Method::ALL {
+    for method in RpcMethod::ALL {
         for dialect in Dialect::ALL {
             let mut of_method = seen.iter().filter(|(name, ..)| *name == method.name());
             let Some((.., arguments, reply)) = of_method.rfind(|(_, from, ..)| *from <= Some(dialect)) else {
@@ -104,14 +104,14 @@ fn older_releases_have_their_hashes() {
 #[test]
 fn a_request_tells_its_dialects() {
     let exist = vector("ExistKey args (\"k1\",\"default\")");
-    let dialects: Vec<_> = Method::ExistKey.request_dialects(&exist).iter().collect();
+    let dialects: Vec<_> = RpcMethod::ExistKey.request_dialects(&exist).iter().collect();
     assert_eq!(dialects, [Dialect::V0_3_12, Dialect::V0_3_13]);
-    let put: Vec<_> = Method::PutStart.request_dialects(&vector("PutStart args")).iter().collect();
+    let put: Vec<_> = RpcMethod::PutStart.request_dialects(&vector("PutStart args")).iter().collect();
     assert_eq!(put, [Dialect::V0_3_13]);
-    assert_eq!(Method::ServiceReady.request_dialects(&[]).iter().count(), Dialect::ALL.len());
-    assert!(Method::ServiceReady.request_dialects(&exist).is_empty());
-    assert!(Method::ExistKey.request_dialects(&[]).is_empty());
-    assert!(Method::PutStart.request_dialects(&exist).is_empty());
+    assert_eq!(RpcMethod::ServiceReady.request_dialects(&[]).iter().count(), Dialect::ALL.len());
+    assert!(RpcMethod::ServiceReady.request_dialects(&exist).is_empty());
+    assert!(RpcMethod::ExistKey.request_dialects(&[]).is_empty());
+    assert!(RpcMethod::PutStart.request_dialects(&exist).is_empty());
 }
 
 /// Arguments to bytes and back.
@@ -119,10 +119,10 @@ fn check_request(name: &str, request: &Request<&str>) {
     let expected = vector(name);
     let mut out = BytesMut::new();
     request.encode(7, Dialect::NEWEST, &mut out).unwrap();
-    let Parsed::Frame(frame) = frame::parse::<RequestHeader>(&out, LIMIT).unwrap() else {
+    let FrameParseResult::Frame(frame) = frame::parse::<RequestHeader>(&out, LIMIT).unwrap() else {
         panic!("not a whole frame")
     };
-    let Frame { header, body, attachment } = frame;
+    let RpcFrame { header, body, attachment } = frame;
     assert_eq!(header, RequestHeader { sequence: 7, function_id: request.method().function_id() });
     assert!(attachment.is_empty());
     assert!(
@@ -193,11 +193,11 @@ fn arguments_have_the_real_bytes() {
 /// A reply to bytes and back.
 macro_rules! check_reply {
     ($name:literal, $method:ident, $reply:expr) => {{
-        let (name, reply, expected): (_, <rpc::$method as Rpc>::Reply<&str>, _) =
+        let (name, reply, expected): (_, <rpc::$method as RpcDefinition>::Reply<&str>, _) =
             ($name, $reply, vector($name));
         let mut out = BytesMut::new();
         rpc::encode_reply::<rpc::$method, &str>(7, Dialect::NEWEST, &reply, &mut out).unwrap();
-        let Parsed::Frame(frame) = frame::parse::<ResponseHeader>(&out, LIMIT).unwrap() else {
+        let FrameParseResult::Frame(frame) = frame::parse::<ResponseHeader>(&out, LIMIT).unwrap() else {
             panic!("not a whole frame")
         };
         assert_eq!(frame.header, ResponseHeader { sequence: 7, error: 0 });
@@ -212,7 +212,7 @@ macro_rules! check_reply {
 fn replies_have_the_real_bytes() {
     check_reply!("expected<bool> true", ExistKey, Ok(true));
     check_reply!("expected<bool> err -704", ExistKey, Err(ErrorCode::OBJECT_NOT_FOUND));
-    let batch: Vec<Outcome<bool>> = vec![Ok(true), Ok(false), Err(ErrorCode::INVALID_PARAMS)];
+    let batch: Vec<MasterResult<bool>> = vec![Ok(true), Ok(false), Err(ErrorCode::INVALID_PARAMS)];
     check_reply!("vector<expected<bool>> [T,F,err]", BatchExistKey, batch);
     check_reply!("expected<void> ok", PutEnd, Ok(()));
     check_reply!("expected<void> err -705", PutEnd, Err(ErrorCode::OBJECT_ALREADY_EXISTS));
@@ -220,7 +220,7 @@ fn replies_have_the_real_bytes() {
     let ping = PingReply { view_version_id: 5, client_status: ClientStatus::NEED_REMOUNT };
     check_reply!("expected<PingResponse>", Ping, Ok(ping));
 
-    let replica = |id, status, medium| Replica { id, medium, status };
+    let replica = |id, status, medium| ReplicaDescriptor { id, medium, status };
     let memory = BufferDescriptor {
         size: 4096,
         address: 0x7f00_0000_1000,
@@ -247,27 +247,27 @@ fn replies_have_the_real_bytes() {
 fn faults_have_the_real_bytes() {
     let expected = vector("error msg (err_code<=254)");
     let mut out = BytesMut::new();
-    Fault::invalid_argument().write(9, &mut out).unwrap();
-    let Parsed::Frame(frame) = frame::parse::<ResponseHeader>(&out, LIMIT).unwrap() else {
+    RpcFault::invalid_argument().write(9, &mut out).unwrap();
+    let FrameParseResult::Frame(frame) = frame::parse::<ResponseHeader>(&out, LIMIT).unwrap() else {
         panic!("not whole")
     };
     assert_eq!((frame.header, frame.body), (ResponseHeader { sequence: 9, error: 4 }, &expected[..]));
-    assert_eq!(Fault::parse(4, &expected), Ok(Fault::invalid_argument()));
+    assert_eq!(RpcFault::parse(4, &expected), Ok(RpcFault::invalid_argument()));
 }
 
 #[test]
 fn a_debug_build_sends_the_literal_too() {
     let plain = vector("Ping args");
-    let signature = Method::Ping.arguments_signature(Dialect::NEWEST);
+    let signature = RpcMethod::Ping.arguments_signature(Dialect::NEWEST);
     let mut literal = (signature.hash() | 1).to_le_bytes().to_vec();
     literal.push(1 << 2);
     literal.extend(signature.literal());
     literal.push(0);
     literal.extend(&plain[4..]);
     let expected = Request::Ping(rpc::ClientArguments { client_id: ID });
-    assert_eq!(Request::<&str>::decode(Method::Ping, Dialect::NEWEST, &literal), Ok(expected));
-    assert_eq!(Method::Ping.request_dialects(&literal), Method::Ping.dialects());
+    assert_eq!(Request::<&str>::decode(RpcMethod::Ping, Dialect::NEWEST, &literal), Ok(expected));
+    assert_eq!(RpcMethod::Ping.request_dialects(&literal), RpcMethod::Ping.dialects());
     literal[6] ^= 1;
-    let refused = Request::<&str>::decode(Method::Ping, Dialect::NEWEST, &literal);
-    assert_eq!(refused, Err(mooncake_wire::pack::DecodeError::TypeLiteral));
+    let refused = Request::<&str>::decode(RpcMethod::Ping, Dialect::NEWEST, &literal);
+    assert_eq!(refused, Err(mooncake_wire::pack::UnpackError::TypeLiteral));
 }

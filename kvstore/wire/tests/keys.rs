@@ -2,8 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use mooncake_wire::key::{
-    Attention, KeyLayout, LmcacheMpPart, LmcachePart, ObjectKey, PageHash, Part, SglangForm, SglangPart,
-    SglangRanks, Tensor, VllmPart,
+    AttentionKind, BlockKeyHash, BlockPart, KeyLayout, LmcacheMpPart, LmcachePart, ObjectKey,
+    SglangKeyFormat, SglangPart, SglangRanks, SglangTensor, VllmPart,
 };
 use proptest::prelude::*;
 use serde_json::Value;
@@ -17,23 +17,29 @@ fn keys<'v>(vectors: &'v Value, start: &str) -> Vec<&'v str> {
         .collect()
 }
 
-fn sglang(prefix: &str, attention: Attention, tp_size: u32, pp_size: u32, form: SglangForm) -> KeyLayout {
+fn sglang(
+    prefix: &str,
+    attention: AttentionKind,
+    tp_size: u32,
+    pp_size: u32,
+    form: SglangKeyFormat,
+) -> KeyLayout {
     KeyLayout::Sglang { prefix: prefix.to_owned(), attention, tp_size, pp_size, form }
 }
 
-fn formatted(layout: &KeyLayout, page: PageHash) -> Vec<String> {
+fn formatted(layout: &KeyLayout, page: BlockKeyHash) -> Vec<String> {
     layout.keys(page).map(|key| key.to_string()).collect()
 }
 
 const PAGE: &str = "cf97adeedb59e05bfd73a2b4c2a8885708c4f4f70c84c64b27120e72ab733b72";
 
-fn page() -> PageHash {
-    PageHash::from_hex(PAGE).unwrap()
+fn page() -> BlockKeyHash {
+    BlockKeyHash::from_hex(PAGE).unwrap()
 }
 
 #[test]
 fn sglang_keys() {
-    use {Attention::*, SglangForm::*};
+    use {AttentionKind::*, SglangKeyFormat::*};
     let vectors: Value = serde_json::from_str(include_str!("vectors/sglang_vectors.json")).unwrap();
     let named = |name: &str| {
         vectors[name].as_array().unwrap().iter().map(|key| key.as_str().unwrap()).collect::<Vec<_>>()
@@ -42,7 +48,7 @@ fn sglang_keys() {
     assert_eq!(all.len(), 10);
     for key in &all {
         let parsed = ObjectKey::parse(key).unwrap();
-        assert_eq!((parsed.page, parsed.to_string().as_str()), (page(), *key));
+        assert_eq!((parsed.hash, parsed.to_string().as_str()), (page(), *key));
     }
     for (layout, name) in [
         (sglang("", Mha, 1, 1, V0_5_3), "keys MHA tp_rank=0 no prefix"),
@@ -77,10 +83,10 @@ fn vllm_keys() {
         assert_eq!(ObjectKey::parse(key).unwrap().to_string(), *key);
     }
     let first = ObjectKey::parse(all[0]).unwrap();
-    assert_eq!((first.namespace, first.part), ("Qwen3-32B", Part::Vllm(VllmPart::default())));
+    assert_eq!((first.namespace, first.part), ("Qwen3-32B", BlockPart::Vllm(VllmPart::default())));
     let third = ObjectKey::parse(all[1]).unwrap();
     let part = VllmPart { tp: 3, pcp: 0, dcp: 0, pp: 1, group: 1 };
-    assert_eq!((third.namespace, third.part), ("prod@Qwen3-32B", Part::Vllm(part)));
+    assert_eq!((third.namespace, third.part), ("prod@Qwen3-32B", BlockPart::Vllm(part)));
     let layout = KeyLayout::Vllm {
         namespace: "prod@Qwen3-32B".to_owned(),
         tp_size: 4,
@@ -89,7 +95,7 @@ fn vllm_keys() {
         pp_size: 2,
         groups: 2,
     };
-    let made: Vec<_> = layout.keys(third.page).collect();
+    let made: Vec<_> = layout.keys(third.hash).collect();
     assert_eq!(made.len(), 16);
     assert_eq!(made.last(), Some(&third));
 }
@@ -103,21 +109,21 @@ fn lmcache_keys() {
         ("m/l@2@1@d38ce87c68ed379b@bfloat16@user%1@lora%x", false, 0xd38c_e87c_68ed_379b),
     ] {
         let parsed = ObjectKey::parse(key).unwrap();
-        let Part::Lmcache(part) = parsed.part else { unreachable!("{parsed:?}") };
+        let BlockPart::Lmcache(part) = parsed.part else { unreachable!("{parsed:?}") };
         assert_eq!((parsed.namespace, part.world_size, part.worker, part.negative), ("m/l", 2, 1, negative));
-        assert_eq!(parsed.page, PageHash::new(&bytes.to_be_bytes()).unwrap());
+        assert_eq!(parsed.hash, BlockKeyHash::new(&bytes.to_be_bytes()).unwrap());
         assert_eq!(parsed.to_string(), key);
     }
     let mp = ObjectKey::parse("m@00000003@1f@0a0b@salt").unwrap();
-    let part = Part::LmcacheMp(LmcacheMpPart { kv_rank: 3, group: 0x1f, salt: "salt" });
-    assert_eq!((mp.page, mp.part), (PageHash::new(&[10, 11]).unwrap(), part));
+    let part = BlockPart::LmcacheMp(LmcacheMpPart { kv_rank: 3, group: 0x1f, salt: "salt" });
+    assert_eq!((mp.hash, mp.part), (BlockKeyHash::new(&[10, 11]).unwrap(), part));
     let layout = KeyLayout::Lmcache {
         model: "m/l".to_owned(),
         world_size: 2,
         dtype: "half".to_owned(),
         tags: String::new(),
     };
-    let page = PageHash::new(&0x12_u64.to_be_bytes()).unwrap();
+    let page = BlockKeyHash::new(&0x12_u64.to_be_bytes()).unwrap();
     assert_eq!(formatted(&layout, page), ["m/l@2@0@12@half", "m/l@2@1@12@half"]);
 }
 
@@ -164,14 +170,14 @@ fn sglang_part() -> impl Strategy<Value = SglangPart> {
     ];
     (ranks, any::<bool>()).prop_map(|(ranks, value)| {
         let value = value && matches!(ranks, SglangRanks::One(_) | SglangRanks::Two { .. });
-        SglangPart { ranks, tensor: if value { Tensor::Value } else { Tensor::Key } }
+        SglangPart { ranks, tensor: if value { SglangTensor::Value } else { SglangTensor::Key } }
     })
 }
 
 proptest! {
     #[test]
     fn sglang_round_trips(namespace in "([a-zA-Z0-9_./-]{1,30})?", hash: [u8; 32], part in sglang_part()) {
-        let key = ObjectKey { namespace: &namespace, page: hash.into(), part: Part::Sglang(part) };
+        let key = ObjectKey { namespace: &namespace, hash: hash.into(), part: BlockPart::Sglang(part) };
         let text = key.to_string();
         prop_assert_eq!(ObjectKey::parse(&text), Some(key));
     }
@@ -182,8 +188,8 @@ proptest! {
         hash in prop::collection::vec(any::<u8>(), 1..=32),
         (tp, pcp, dcp, pp, group) in any::<(u32, u32, u32, u32, u32)>(),
     ) {
-        let part = Part::Vllm(VllmPart { tp, pcp, dcp, pp, group });
-        let key = ObjectKey { namespace: &namespace, page: PageHash::new(&hash).unwrap(), part };
+        let part = BlockPart::Vllm(VllmPart { tp, pcp, dcp, pp, group });
+        let key = ObjectKey { namespace: &namespace, hash: BlockKeyHash::new(&hash).unwrap(), part };
         let text = key.to_string();
         prop_assert_eq!(ObjectKey::parse(&text), Some(key));
     }
@@ -200,8 +206,8 @@ proptest! {
         prop_assume!(!tags.ends_with('@'));
         let negative = signed && hash < 0;
         let part = LmcachePart { world_size, worker, negative, dtype: &dtype, tags: &tags };
-        let page = PageHash::new(&hash.to_be_bytes()).unwrap();
-        let key = ObjectKey { namespace: &namespace, page, part: Part::Lmcache(part) };
+        let page = BlockKeyHash::new(&hash.to_be_bytes()).unwrap();
+        let key = ObjectKey { namespace: &namespace, hash: page, part: BlockPart::Lmcache(part) };
         let text = key.to_string();
         prop_assert_eq!(ObjectKey::parse(&text), Some(key));
     }
@@ -213,8 +219,8 @@ proptest! {
         (kv_rank, group) in any::<(u32, u64)>(),
         salt in "[a-z0-9]{0,10}",
     ) {
-        let part = Part::LmcacheMp(LmcacheMpPart { kv_rank, group, salt: &salt });
-        let key = ObjectKey { namespace: &namespace, page: PageHash::new(&hash).unwrap(), part };
+        let part = BlockPart::LmcacheMp(LmcacheMpPart { kv_rank, group, salt: &salt });
+        let key = ObjectKey { namespace: &namespace, hash: BlockKeyHash::new(&hash).unwrap(), part };
         let text = key.to_string();
         prop_assert_eq!(ObjectKey::parse(&text), Some(key));
     }
@@ -234,8 +240,8 @@ proptest! {
         old: bool,
         hash: [u8; 32],
     ) {
-        let attention = if mla { Attention::Mla } else { Attention::Mha };
-        let form = if old { SglangForm::V0_5_3 } else { SglangForm::V0_5_10 };
+        let attention = if mla { AttentionKind::Mla } else { AttentionKind::Mha };
+        let form = if old { SglangKeyFormat::V0_5_3 } else { SglangKeyFormat::V0_5_10 };
         let layout = sglang("m", attention, tp_size, pp_size, form);
         let keys: std::collections::HashSet<_> = formatted(&layout, hash.into()).into_iter().collect();
         prop_assert_eq!(keys.len() as u64, layout.parts_per_page());

@@ -7,10 +7,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use mooncake_wire::events::mooncake::{self, Change, Object};
+use mooncake_wire::events::mooncake::{self, StoreEventKind, StoreEventObject};
 use mooncake_wire::events::{
-    Batch, BlockHash, DecodeError, Event, ExtraKey, Lora, Medium, NewBlocks, NewEvent, Sender,
-    encode_engine_batch,
+    BlockHash, EngineEvent, EngineEventBatch, EngineEventFormat, EventDecodeError, ExtraKey, LoraAdapter,
+    OutgoingBlocks, OutgoingEngineEvent, StorageMedium, encode_engine_batch,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -111,10 +111,10 @@ fn assert_hashes<'a>(hashes: impl ExactSizeIterator<Item = BlockHash<'a>>, expec
     }
 }
 
-fn assert_event(event: Event<'_>, expected: &Value) {
+fn assert_event(event: EngineEvent<'_>, expected: &Value) {
     let text = |value: Option<&str>| json!(value);
     match event {
-        Event::Stored(stored) => {
+        EngineEvent::Stored(stored) => {
             assert_eq!(expected["type"], "BlockStored");
             assert_hashes(stored.hashes.iter(), &expected["block_hashes"]);
             let parent = &expected["parent_block_hash"];
@@ -123,7 +123,7 @@ fn assert_event(event: Event<'_>, expected: &Value) {
             assert_eq!(json!(tokens), expected["token_ids"]);
             assert_eq!(tokens.len(), stored.hashes.len() * stored.block_size as usize);
             assert_eq!(json!(stored.block_size), expected["block_size"]);
-            assert_eq!(text(stored.medium.map(Medium::name)), expected["medium"]);
+            assert_eq!(text(stored.medium.map(StorageMedium::name)), expected["medium"]);
             assert_eq!(stored.lora, None, "no adapter was loaded");
             let extra_keys = stored.extra_keys.map(|blocks| {
                 let blocks = blocks.iter().map(|keys| {
@@ -139,13 +139,13 @@ fn assert_event(event: Event<'_>, expected: &Value) {
             assert_eq!(text(stored.cache_salt), expected["cache_salt"]);
             assert_eq!(json!(stored.group), expected["group_idx"]);
         }
-        Event::Removed(removed) => {
+        EngineEvent::Removed(removed) => {
             assert_eq!(expected["type"], "BlockRemoved");
             assert_hashes(removed.hashes.iter(), &expected["block_hashes"]);
-            assert_eq!(text(removed.medium.map(Medium::name)), expected["medium"]);
+            assert_eq!(text(removed.medium.map(StorageMedium::name)), expected["medium"]);
             assert_eq!(json!(removed.group), expected["group_idx"]);
         }
-        Event::Cleared(medium) => {
+        EngineEvent::Cleared(medium) => {
             assert_eq!(expected["type"], "AllBlocksCleared");
             assert_eq!(medium, None);
         }
@@ -156,7 +156,7 @@ fn assert_event(event: Event<'_>, expected: &Value) {
 fn recorded_events_say_what_they_said() {
     let (mut media, mut salted, mut digests, mut cleared) = (Vec::new(), 0, 0, 0);
     for (payload, expected) in recorded() {
-        let batch = Batch::decode(&payload).unwrap();
+        let batch = EngineEventBatch::decode(&payload).unwrap();
         // serde_json reads such numbers with an error in the last bit.
         assert!((batch.timestamp - expected[0].as_f64().unwrap()).abs() < 1e-6);
         assert_eq!(json!(batch.dp_rank), expected[2]);
@@ -165,46 +165,46 @@ fn recorded_events_say_what_they_said() {
         for (event, expected) in batch.events().zip(events) {
             let event = event.unwrap();
             assert_event(event, expected);
-            if let Event::Stored(stored) = event {
+            if let EngineEvent::Stored(stored) = event {
                 media.push(stored.medium.unwrap().to_string());
                 let has_keys = stored.extra_keys.is_some_and(|keys| keys.has_any());
                 salted += usize::from(has_keys || stored.cache_salt.is_some());
                 digests += usize::from(matches!(stored.hashes.iter().next(), Some(BlockHash::Digest(_))));
             }
-            cleared += usize::from(matches!(event, Event::Cleared(_)));
+            cleared += usize::from(matches!(event, EngineEvent::Cleared(_)));
         }
     }
-    for medium in [Medium::Gpu, Medium::CpuPinned, Medium::StoreMemory] {
+    for medium in [StorageMedium::Gpu, StorageMedium::CpuPinned, StorageMedium::StoreMemory] {
         assert!(media.contains(&medium.to_string()), "{medium} was recorded");
     }
     assert!(salted > 0 && digests > 0 && cleared > 0, "{salted} {digests} {cleared}");
 }
 
 /// Members of an event that the encoder takes as slices.
-struct Copied<'a> {
+struct CopiedEventFields<'a> {
     hashes: Vec<BlockHash<'a>>,
     tokens: Vec<u32>,
     extra_keys: Option<Vec<Option<&'a str>>>,
 }
 
-impl<'a> Copied<'a> {
-    fn of(event: &Event<'a>) -> Self {
+impl<'a> CopiedEventFields<'a> {
+    fn of(event: &EngineEvent<'a>) -> Self {
         let text = |key| match key {
             ExtraKey::Text(text) => text,
             ExtraKey::Opaque => panic!("texts only were recorded"),
         };
         match event {
-            Event::Stored(stored) => Self {
+            EngineEvent::Stored(stored) => Self {
                 hashes: stored.hashes.iter().collect(),
                 tokens: stored.tokens.unwrap().iter().collect(),
                 extra_keys: stored
                     .extra_keys
                     .map(|blocks| blocks.iter().map(|mut keys| keys.next().map(text)).collect()),
             },
-            Event::Removed(removed) => {
+            EngineEvent::Removed(removed) => {
                 Self { hashes: removed.hashes.iter().collect(), tokens: Vec::new(), extra_keys: None }
             }
-            Event::Cleared(_) => Self { hashes: Vec::new(), tokens: Vec::new(), extra_keys: None },
+            EngineEvent::Cleared(_) => Self { hashes: Vec::new(), tokens: Vec::new(), extra_keys: None },
         }
     }
 }
@@ -212,14 +212,14 @@ impl<'a> Copied<'a> {
 #[test]
 fn recorded_payloads_are_written_again_byte_for_byte() {
     for (payload, expected) in recorded() {
-        let batch = Batch::decode(&payload).unwrap();
-        let events: Vec<Event<'_>> = batch.events().map(Result::unwrap).collect();
-        let copies: Vec<Copied<'_>> = events.iter().map(Copied::of).collect();
-        let written: Vec<NewEvent<'_>> = events
+        let batch = EngineEventBatch::decode(&payload).unwrap();
+        let events: Vec<EngineEvent<'_>> = batch.events().map(Result::unwrap).collect();
+        let copies: Vec<CopiedEventFields<'_>> = events.iter().map(CopiedEventFields::of).collect();
+        let written: Vec<OutgoingEngineEvent<'_>> = events
             .iter()
             .zip(&copies)
             .map(|(event, copy)| match event {
-                Event::Stored(stored) => NewEvent::Stored(NewBlocks {
+                EngineEvent::Stored(stored) => OutgoingEngineEvent::Stored(OutgoingBlocks {
                     hashes: &copy.hashes,
                     parent: stored.parent,
                     tokens: &copy.tokens,
@@ -228,13 +228,17 @@ fn recorded_payloads_are_written_again_byte_for_byte() {
                     cache_salt: stored.cache_salt,
                     extra_keys: copy.extra_keys.as_deref(),
                 }),
-                Event::Removed(removed) => {
-                    NewEvent::Removed { hashes: &copy.hashes, medium: removed.medium.unwrap() }
+                EngineEvent::Removed(removed) => {
+                    OutgoingEngineEvent::Removed { hashes: &copy.hashes, medium: removed.medium.unwrap() }
                 }
-                Event::Cleared(_) => NewEvent::Cleared,
+                EngineEvent::Cleared(_) => OutgoingEngineEvent::Cleared,
             })
             .collect();
-        let sender = if expected.to_string().contains("group_idx") { Sender::Vllm } else { Sender::Sglang };
+        let sender = if expected.to_string().contains("group_idx") {
+            EngineEventFormat::Vllm
+        } else {
+            EngineEventFormat::Sglang
+        };
         let mut out = Vec::new();
         encode_engine_batch(sender, batch.timestamp, &written, batch.dp_rank.unwrap(), &mut out);
         assert_eq!(out, payload, "{expected}");
@@ -248,8 +252,8 @@ fn integers_are_the_ends_of_digests() {
         let text = fs::read_to_string(vectors().join(file)).unwrap();
         let line: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
         let payload = unhex(line["payload_hex"].as_str().unwrap());
-        let event = Batch::decode(&payload).unwrap().events().next().unwrap().unwrap();
-        let Event::Stored(stored) = event else { panic!("{event:?}") };
+        let event = EngineEventBatch::decode(&payload).unwrap().events().next().unwrap().unwrap();
+        let EngineEvent::Stored(stored) = event else { panic!("{event:?}") };
         (
             stored.hashes.iter().map(BlockHash::low64).collect::<Vec<_>>(),
             stored.tokens.unwrap().iter().sum::<u32>(),
@@ -274,7 +278,7 @@ fn arrays_mean_the_same_as_maps() {
     ];
     let mut compared = 0;
     for (payload, expected) in recorded() {
-        let batch = Batch::decode(&payload).unwrap();
+        let batch = EngineEventBatch::decode(&payload).unwrap();
         let arrays = expected[1].as_array().unwrap().iter().map(|event| {
             let names = match event["type"].as_str().unwrap() {
                 "BlockStored" => &STORED[..],
@@ -285,7 +289,7 @@ fn arrays_mean_the_same_as_maps() {
             [event["type"].clone()].into_iter().chain(members).collect::<Value>()
         });
         let payload = packed(&json!([expected[0], arrays.collect::<Value>()]));
-        let old = Batch::decode(&payload).unwrap();
+        let old = EngineEventBatch::decode(&payload).unwrap();
         assert_eq!((old.dp_rank, batch.dp_rank), (None, Some(0)));
         for ((old, new), expected) in old.events().zip(batch.events()).zip(expected[1].as_array().unwrap()) {
             // An array has no place for SGLang's salt.
@@ -309,20 +313,23 @@ fn the_oldest_arrays_have_few_members() {
         ["BlockStored", [1], 5, [7], 1, 3, "CPU", "adapter", [["salt", 3]], 2, "full_attention", null, "new"],
     ]);
     let payload = packed(&json!([1.5, events]));
-    let events: Vec<_> = Batch::decode(&payload).unwrap().events().map(Result::unwrap).collect();
-    let Event::Stored(first) = events[0] else { panic!("{events:?}") };
+    let events: Vec<_> = EngineEventBatch::decode(&payload).unwrap().events().map(Result::unwrap).collect();
+    let EngineEvent::Stored(first) = events[0] else { panic!("{events:?}") };
     let hashes: Vec<_> = first.hashes.iter().collect();
     assert_eq!(hashes, [BlockHash::Int(1), BlockHash::Int(u64::MAX - 1)]);
     assert_eq!((first.parent, first.medium, first.lora, first.block_size), (None, None, None, 2));
-    let Event::Stored(second) = events[1] else { panic!("{events:?}") };
+    let EngineEvent::Stored(second) = events[1] else { panic!("{events:?}") };
     let parent = Some(BlockHash::Int(5));
-    assert_eq!((second.parent, second.medium, second.lora), (parent, Some(Medium::Cpu), Some(Lora::Id(3))));
-    assert!(
-        matches!(events[2], Event::Removed(removed) if removed.hashes.len() == 1 && removed.medium.is_none())
+    assert_eq!(
+        (second.parent, second.medium, second.lora),
+        (parent, Some(StorageMedium::Cpu), Some(LoraAdapter::Id(3)))
     );
-    assert_eq!(events[3], Event::Cleared(None));
-    let Event::Stored(last) = events[4] else { panic!("{events:?}") };
-    assert_eq!((last.lora, last.group), (Some(Lora::Name("adapter")), Some(2)));
+    assert!(
+        matches!(events[2], EngineEvent::Removed(removed) if removed.hashes.len() == 1 && removed.medium.is_none())
+    );
+    assert_eq!(events[3], EngineEvent::Cleared(None));
+    let EngineEvent::Stored(last) = events[4] else { panic!("{events:?}") };
+    assert_eq!((last.lora, last.group), (Some(LoraAdapter::Name("adapter")), Some(2)));
     let keys: Vec<_> = last.extra_keys.unwrap().iter().flatten().collect();
     assert_eq!(keys, [ExtraKey::Text("salt"), ExtraKey::Opaque]);
 }
@@ -335,71 +342,75 @@ fn an_event_that_is_not_understood_does_not_hide_the_others() {
         event[member] = value;
         event
     };
-    let unexpected = |name: &'static str| Some(DecodeError::Unexpected(name));
+    let unexpected = |name: &'static str| Some(EventDecodeError::Unexpected(name));
     let cases = [
         (stored("new_member", json!({"a": [[1], {"b": null}]})), None),
         (stored("token_ids", json!([[1, 2], [2, 3]])), None),
         (stored("token_ids", json!([1_u64 << 32])), None),
         (stored("block_hashes", json!(["text"])), unexpected("block_hashes")),
         (stored("block_hashes", json!(["0x0123"])), unexpected("block_hashes")),
-        (stored("block_hashes", Value::Null), Some(DecodeError::Missing("block_hashes"))),
+        (stored("block_hashes", Value::Null), Some(EventDecodeError::Missing("block_hashes"))),
         (stored("parent_block_hash", json!([1])), unexpected("parent_block_hash")),
         (stored("block_size", json!(-1)), unexpected("block_size")),
         (stored("medium", json!(7)), unexpected("medium")),
         (stored("extra_keys", json!(["salt"])), unexpected("extra_keys")),
         (stored("lora_id", json!("0123456789")), None),
         (stored("lora_id", json!(-1)), unexpected("lora_id")),
-        (stored("type", json!("BlockMoved")), Some(DecodeError::UnknownKind)),
-        (json!({"block_hashes": [1], "block_size": 1}), Some(DecodeError::UnknownKind)),
-        (json!([]), Some(DecodeError::UnknownKind)),
-        (json!("text"), Some(DecodeError::UnknownKind)),
+        (stored("type", json!("BlockMoved")), Some(EventDecodeError::UnknownKind)),
+        (json!({"block_hashes": [1], "block_size": 1}), Some(EventDecodeError::UnknownKind)),
+        (json!([]), Some(EventDecodeError::UnknownKind)),
+        (json!("text"), Some(EventDecodeError::UnknownKind)),
     ];
     for (event, error) in cases {
         let payload = packed(&json!([1.5, [event, {"type": "AllBlocksCleared"}], 3]));
-        let batch = Batch::decode(&payload).unwrap();
+        let batch = EngineEventBatch::decode(&payload).unwrap();
         assert_eq!(batch.dp_rank, Some(3));
         let events: Vec<_> = batch.events().collect();
         assert_eq!(events[0].err(), error, "{event}");
-        assert_eq!(events[1..], [Ok(Event::Cleared(None))], "{event}");
+        assert_eq!(events[1..], [Ok(EngineEvent::Cleared(None))], "{event}");
     }
 }
 
 #[test]
 fn what_is_no_batch_is_refused() {
     for (batch, error) in [
-        (json!([1.5]), DecodeError::Malformed),
-        (json!({"ts": 1.5}), DecodeError::Malformed),
-        (json!([1.5, 3]), DecodeError::Malformed),
-        (json!(["now", []]), DecodeError::Malformed),
-        (json!([1.5, [], "rank"]), DecodeError::Malformed),
+        (json!([1.5]), EventDecodeError::Malformed),
+        (json!({"ts": 1.5}), EventDecodeError::Malformed),
+        (json!([1.5, 3]), EventDecodeError::Malformed),
+        (json!(["now", []]), EventDecodeError::Malformed),
+        (json!([1.5, [], "rank"]), EventDecodeError::Malformed),
     ] {
-        assert_eq!(Batch::decode(&packed(&batch)).err(), Some(error), "{batch}");
+        assert_eq!(EngineEventBatch::decode(&packed(&batch)).err(), Some(error), "{batch}");
     }
     let (payload, _) = recorded().swap_remove(0);
     for end in 0..payload.len() {
-        assert_eq!(Batch::decode(&payload[..end]).err(), Some(DecodeError::Truncated), "up to {end}");
+        assert_eq!(
+            EngineEventBatch::decode(&payload[..end]).err(),
+            Some(EventDecodeError::Truncated),
+            "up to {end}"
+        );
     }
 }
 
 #[test]
 fn mooncake_events_are_those_of_its_publisher() {
-    let key = |key, group, medium| Object { key, group, medium };
+    let key = |key, group, medium| StoreEventObject { key, group, medium };
     let expected = [
-        ("default", Change::Stored(key("12345678901234567890", None, Medium::StoreMemory))),
-        ("t1", Change::Stored(key("0xdeadbeef", Some("g1"), Medium::StoreDisk))),
-        ("t1", Change::Removed(key("0xdeadbeef", Some("g1"), Medium::StoreMemory))),
-        ("default", Change::Stored(key("e3b0c442_0_k", None, Medium::StoreMemory))),
-        ("default", Change::Removed(key("e3b0c442_0_k", None, Medium::StoreMemory))),
+        ("default", StoreEventKind::Stored(key("12345678901234567890", None, StorageMedium::StoreMemory))),
+        ("t1", StoreEventKind::Stored(key("0xdeadbeef", Some("g1"), StorageMedium::StoreDisk))),
+        ("t1", StoreEventKind::Removed(key("0xdeadbeef", Some("g1"), StorageMedium::StoreMemory))),
+        ("default", StoreEventKind::Stored(key("e3b0c442_0_k", None, StorageMedium::StoreMemory))),
+        ("default", StoreEventKind::Removed(key("e3b0c442_0_k", None, StorageMedium::StoreMemory))),
     ];
     let text = fs::read_to_string(vectors().join("mooncake-0.3.13.hex")).unwrap();
     assert_eq!(text.lines().count(), expected.len());
     for (index, (line, (tenant, change))) in text.lines().zip(expected).enumerate() {
         let payload = unhex(line);
-        let batch = mooncake::Batch::decode(&payload).unwrap();
+        let batch = mooncake::StoreEventBatch::decode(&payload).unwrap();
         let events: Vec<_> = batch.events().collect::<Result<_, _>>().unwrap();
         let timestamp_ms = batch.timestamp_ms;
         let id = index as u64 + 1;
-        assert_eq!(events, [mooncake::Event { id, timestamp_ms, tenant, backend: "pool-a", change }]);
+        assert_eq!(events, [mooncake::StoreEvent { id, timestamp_ms, tenant, backend: "pool-a", change }]);
         let mut encoded = Vec::new();
         mooncake::encode_batch(timestamp_ms, &events, &mut encoded);
         assert_eq!(encoded, payload);
@@ -408,13 +419,13 @@ fn mooncake_events_are_those_of_its_publisher() {
 
 /// Reads everything that can be asked of a payload.
 fn read_all(payload: &[u8]) {
-    if let Ok(batch) = Batch::decode(payload) {
+    if let Ok(batch) = EngineEventBatch::decode(payload) {
         for event in batch.events() {
             let shown = format!("{event:?}");
             assert!(!shown.is_empty());
         }
     }
-    if let Ok(batch) = mooncake::Batch::decode(payload) {
+    if let Ok(batch) = mooncake::StoreEventBatch::decode(payload) {
         assert!(batch.events().len() <= payload.len());
         batch.events().for_each(drop);
     }

@@ -7,21 +7,21 @@ use http::StatusCode;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use super::config::Face;
-use super::reply::{self, Refusal, Reply};
-use super::{Engine, SimEngine};
+use super::config::SimProtocol;
+use super::response::{self, SimRejection, SimResponse};
+use super::{SimEngine, SimEngineState};
 
 /// Paths of the loaded adapters, by name.
 #[derive(Debug, Default)]
-pub(crate) struct Adapters(Mutex<BTreeMap<String, String>>);
+pub(crate) struct LoraAdapters(Mutex<BTreeMap<String, String>>);
 
-impl Adapters {
+impl LoraAdapters {
     pub(crate) fn has(&self, name: &str) -> bool {
         self.0.lock().contains_key(name)
     }
 
     /// Their entries in `/v1/models`.
-    pub(crate) fn cards(&self, base: &str, owner: &str) -> Vec<Value> {
+    pub(crate) fn model_cards(&self, base: &str, owner: &str) -> Vec<Value> {
         let created = super::stats::unix_ms() / 1_000;
         let card = |(name, path): (&String, &String)| {
             json!({"id": name, "object": "model", "created": created, "owned_by": owner, "root": path,
@@ -40,8 +40,8 @@ impl SimEngine {
 }
 
 /// `load_lora_adapter`.
-pub(crate) fn load(engine: &Engine, body: &Bytes) -> Reply {
-    let (name, path) = (member(body, "lora_name"), member(body, "lora_path"));
+pub(crate) fn load(engine: &SimEngineState, body: &Bytes) -> SimResponse {
+    let (name, path) = (string_member(body, "lora_name"), string_member(body, "lora_path"));
     let mut adapters = engine.adapters.0.lock();
     let outcome = if name.is_empty() || path.is_empty() {
         Err((StatusCode::BAD_REQUEST, "Both 'lora_name' and 'lora_path' must be provided.".to_owned()))
@@ -51,42 +51,42 @@ pub(crate) fn load(engine: &Engine, body: &Bytes) -> Reply {
         adapters.insert(name.clone(), path);
         Ok(format!("Success: LoRA adapter '{name}' added successfully."))
     };
-    answer(engine.config.face, outcome, &adapters)
+    adapter_response(engine.options.protocol, outcome, &adapters)
 }
 
 /// `unload_lora_adapter`.
-pub(crate) fn unload(engine: &Engine, body: &Bytes) -> Reply {
-    let name = member(body, "lora_name");
+pub(crate) fn unload(engine: &SimEngineState, body: &Bytes) -> SimResponse {
+    let name = string_member(body, "lora_name");
     let mut adapters = engine.adapters.0.lock();
     let outcome = match adapters.remove(&name) {
         Some(_) => Ok(format!("Success: LoRA adapter '{name}' removed successfully.")),
         None => Err((StatusCode::NOT_FOUND, format!("The lora adapter '{name}' cannot be found."))),
     };
-    answer(engine.config.face, outcome, &adapters)
+    adapter_response(engine.options.protocol, outcome, &adapters)
 }
 
-fn member(body: &Bytes, name: &str) -> String {
+fn string_member(body: &Bytes, name: &str) -> String {
     let body: Value = serde_json::from_slice(body).unwrap_or_default();
     body.get(name).and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
 /// vLLM answers with a sentence or an error, SGLang with an object and 400 whatever was wrong.
-fn answer(
-    face: Face,
+fn adapter_response(
+    face: SimProtocol,
     outcome: Result<String, (StatusCode, String)>,
     adapters: &BTreeMap<String, String>,
-) -> Reply {
+) -> SimResponse {
     match (face, outcome) {
-        (Face::Vllm, Ok(said)) => reply::text(StatusCode::OK, said),
-        (Face::Vllm, Err((status, message))) => {
+        (SimProtocol::Vllm, Ok(said)) => response::text(StatusCode::OK, said),
+        (SimProtocol::Vllm, Err((status, message))) => {
             let kind = if status == StatusCode::NOT_FOUND { "NotFoundError" } else { "InvalidUserInput" };
-            reply::refusal(face, &Refusal { status, kind, message })
+            response::rejection(face, &SimRejection { status, kind, message })
         }
-        (Face::Sglang, outcome) => {
+        (SimProtocol::Sglang, outcome) => {
             let status = if outcome.is_ok() { StatusCode::OK } else { StatusCode::BAD_REQUEST };
             let error = outcome.err().map(|(_, message)| message);
             let success = error.is_none();
-            reply::json_with(
+            response::json_with(
                 status,
                 &json!({"success": success, "error_message": error, "loaded_adapters": adapters}),
             )

@@ -5,11 +5,11 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-const NONE: u32 = u32::MAX;
+const NO_SLOT: u32 = u32::MAX;
 
 /// What an insertion did to a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum PageChange {
     Added(u128),
     Evicted(u128),
 }
@@ -21,14 +21,14 @@ pub(crate) struct PageLru {
     capacity: usize,
     used: usize,
     slots: HashMap<u128, u32>,
-    nodes: Vec<Node>,
+    nodes: Vec<PageLruNode>,
     free: Vec<u32>,
     newest: u32,
     oldest: u32,
 }
 
 #[derive(Debug)]
-struct Node {
+struct PageLruNode {
     page: u128,
     tokens: usize,
     newer: u32,
@@ -37,7 +37,7 @@ struct Node {
 
 impl PageLru {
     pub(crate) fn new(capacity: usize) -> Self {
-        Self { capacity, newest: NONE, oldest: NONE, ..Self::default() }
+        Self { capacity, newest: NO_SLOT, oldest: NO_SLOT, ..Self::default() }
     }
 
     /// Capacity in tokens.
@@ -75,7 +75,12 @@ impl PageLru {
 
     /// Makes every page of a prefix the most recently used, adding what is missing. The first page is touched
     /// last, so a prefix loses its end first. Tells what it changes, in that order.
-    pub(crate) fn put_prefix(&mut self, pages: &[u128], page_tokens: usize, mut tell: impl FnMut(Change)) {
+    pub(crate) fn put_prefix(
+        &mut self,
+        pages: &[u128],
+        page_tokens: usize,
+        mut tell: impl FnMut(PageChange),
+    ) {
         // Pages beyond the capacity would only push each other out.
         let fitting = self.capacity.checked_div(page_tokens).unwrap_or(0).min(pages.len());
         if self.used + fitting * page_tokens > self.capacity {
@@ -87,7 +92,7 @@ impl PageLru {
         }
     }
 
-    fn put(&mut self, page: u128, tokens: usize, tell: &mut impl FnMut(Change)) {
+    fn put(&mut self, page: u128, tokens: usize, tell: &mut impl FnMut(PageChange)) {
         if tokens > self.capacity {
             return;
         }
@@ -98,9 +103,9 @@ impl PageLru {
         }
         while self.used + tokens > self.capacity {
             let Some(evicted) = self.evict_oldest() else { return };
-            tell(Change::Evicted(evicted));
+            tell(PageChange::Evicted(evicted));
         }
-        let node = Node { page, tokens, newer: NONE, older: NONE };
+        let node = PageLruNode { page, tokens, newer: NO_SLOT, older: NO_SLOT };
         let slot = if let Some(slot) = self.free.pop() {
             self.nodes[slot as usize] = node;
             slot
@@ -110,18 +115,18 @@ impl PageLru {
             slot
         };
         self.slots.insert(page, slot);
-        tell(Change::Added(page));
+        tell(PageChange::Added(page));
         self.used += tokens;
         self.link_newest(slot);
     }
 
     fn evict_oldest(&mut self) -> Option<u128> {
         let slot = self.oldest;
-        if slot == NONE {
+        if slot == NO_SLOT {
             return None;
         }
         self.unlink(slot);
-        let Node { page, tokens, .. } = self.nodes[slot as usize];
+        let PageLruNode { page, tokens, .. } = self.nodes[slot as usize];
         self.slots.remove(&page);
         self.used -= tokens;
         self.free.push(slot);
@@ -129,23 +134,23 @@ impl PageLru {
     }
 
     fn unlink(&mut self, slot: u32) {
-        let Node { newer, older, .. } = self.nodes[slot as usize];
+        let PageLruNode { newer, older, .. } = self.nodes[slot as usize];
         match newer {
-            NONE => self.newest = older,
+            NO_SLOT => self.newest = older,
             newer => self.nodes[newer as usize].older = older,
         }
         match older {
-            NONE => self.oldest = newer,
+            NO_SLOT => self.oldest = newer,
             older => self.nodes[older as usize].newer = newer,
         }
     }
 
     fn link_newest(&mut self, slot: u32) {
         let older = self.newest;
-        self.nodes[slot as usize].newer = NONE;
+        self.nodes[slot as usize].newer = NO_SLOT;
         self.nodes[slot as usize].older = older;
         match older {
-            NONE => self.oldest = slot,
+            NO_SLOT => self.oldest = slot,
             older => self.nodes[older as usize].newer = slot,
         }
         self.newest = slot;
@@ -173,14 +178,14 @@ impl CachedTokens {
 
 /// Which of an engine's own levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Level {
+pub(crate) enum LocalCacheLevel {
     Device,
     Host,
 }
 
 /// How an engine came by pages of a prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Kept {
+pub(crate) enum PageOrigin {
     /// All are on the device.
     Computed,
     /// These came from the shared store, into host memory.
@@ -220,7 +225,7 @@ impl PrefixCache {
     }
 
     /// What was `found` of a prompt for which so many tokens came from the shared store: they are in the host level, if there is one.
-    pub(crate) fn with_fetched(
+    pub(crate) fn attribute_fetched(
         &self,
         found: CachedTokens,
         pages: &[u128],
@@ -237,16 +242,21 @@ impl PrefixCache {
     }
 
     /// Keeps pages of a prefix, telling what it changes.
-    pub(crate) fn keep(&mut self, pages: &[u128], how: &Kept, mut tell: impl FnMut(Level, Change)) {
+    pub(crate) fn insert(
+        &mut self,
+        pages: &[u128],
+        how: &PageOrigin,
+        mut tell: impl FnMut(LocalCacheLevel, PageChange),
+    ) {
         let mut on_host = pages;
         match how {
             // The host level holds what the device level holds.
-            Kept::Computed => {
-                self.device.put_prefix(pages, self.page_size, |change| tell(Level::Device, change));
+            PageOrigin::Computed => {
+                self.device.put_prefix(pages, self.page_size, |change| tell(LocalCacheLevel::Device, change));
             }
-            Kept::Fetched(part) => on_host = pages.get(part.clone()).unwrap_or_default(),
+            PageOrigin::Fetched(part) => on_host = pages.get(part.clone()).unwrap_or_default(),
         }
-        self.host.put_prefix(on_host, self.page_size, |change| tell(Level::Host, change));
+        self.host.put_prefix(on_host, self.page_size, |change| tell(LocalCacheLevel::Host, change));
     }
 
     /// Whether there is a host level.
@@ -313,10 +323,12 @@ mod tests {
     #[test]
     fn levels_are_read_in_order_and_one_token_is_always_computed() {
         let mut cache = PrefixCache::new(32, 96, 16);
-        cache.keep(&[1, 2, 3, 4], &Kept::Computed, |_, _| {});
+        cache.insert(&[1, 2, 3, 4], &PageOrigin::Computed, |_, _| {});
         let hit = cache.look_up(&[1, 2, 3, 4, 5, 6], 97);
         assert_eq!(hit, CachedTokens { device: 32, host: 32, storage: 0 });
-        cache.keep(&[1, 2, 3, 4, 5, 6], &Kept::Fetched(4..6), |level, _| assert_eq!(level, Level::Host));
+        cache.insert(&[1, 2, 3, 4, 5, 6], &PageOrigin::Fetched(4..6), |level, _| {
+            assert_eq!(level, LocalCacheLevel::Host);
+        });
         assert_eq!(cache.look_up(&[1, 2, 3, 4, 5, 6], 97).host, 64);
         assert_eq!(cache.look_up(&[1, 2], 32).total(), 16);
     }
@@ -330,8 +342,8 @@ mod tests {
             let mut told = std::collections::BTreeSet::new();
             for pages in prefixes {
                 lru.put_prefix(&pages, page, |change| assert!(match change {
-                    Change::Added(page) => told.insert(page),
-                    Change::Evicted(page) => told.remove(&page),
+                    PageChange::Added(page) => told.insert(page),
+                    PageChange::Evicted(page) => told.remove(&page),
                 }));
                 prop_assert!(told.iter().all(|page| lru.contains(*page)) && told.len() == lru.slots.len());
                 prop_assert!(lru.used() <= capacity);

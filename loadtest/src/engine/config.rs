@@ -5,18 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use moongate_kvclient::Client;
+use moongate_kvclient::KvClient;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::events::KvEvents;
-use super::object_store::ObjectStore;
-use super::store::{SharedStore, Store, Tier};
+use super::events::KvEventOptions;
+use super::l3_store::{L3Backend, LockedPageStore, SimPageStore};
+use super::object_store::MooncakePageStore;
 
 /// What an engine does of a request's two phases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Role {
+pub enum SimRole {
     /// Computes the prompt and hands the key-value cache over.
     Prefill,
     /// Takes a key-value cache over and generates.
@@ -28,7 +28,7 @@ pub enum Role {
 /// Whose wire protocol an engine speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Face {
+pub enum SimProtocol {
     /// SGLang 0.5.23.
     Sglang,
     /// vLLM 0.32.
@@ -38,7 +38,7 @@ pub enum Face {
 /// How vLLM engines hand key-value caches over. SGLang's engines have one way and ignore this.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Connector {
+pub enum VllmConnector {
     /// `NixlConnector`: prefill first, its answer names the blocks, decode pulls them.
     Nixl,
     /// `MooncakeConnector`: both legs share a transfer id, prefill is found through its bootstrap server.
@@ -48,12 +48,12 @@ pub enum Connector {
 }
 
 /// How long things take. Durations are those of the engine being imitated; the engine divides them by
-/// [`SimConfig::time_scale`].
+/// [`SimEngineOptions::time_scale`].
 ///
 /// Prefill of `new` tokens behind `cached` ones: `base + linear*new + quadratic*new*(cached + new/2)`. The default
 /// constants were fitted to a published HiCache benchmark of Qwen3-235B on four H20 cards.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ServiceModel {
+pub struct EngineTimeModel {
     /// Seconds per prefill that do not depend on its length.
     pub prefill_base_s: f64,
     /// Seconds per new token.
@@ -80,7 +80,7 @@ pub struct ServiceModel {
     pub storage_latency_s: f64,
 }
 
-impl Default for ServiceModel {
+impl Default for EngineTimeModel {
     fn default() -> Self {
         Self {
             prefill_base_s: 0.048,
@@ -99,7 +99,7 @@ impl Default for ServiceModel {
     }
 }
 
-impl ServiceModel {
+impl EngineTimeModel {
     /// Seconds to compute `new` tokens behind `context` ones, without the part that every prefill pays.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
@@ -117,7 +117,7 @@ impl ServiceModel {
     /// Tokens that are left to hand over when a prompt of which `new` tokens were computed is complete, if its chunks are handed
     /// over as they are computed. The reused part goes with the first chunk.
     #[must_use]
-    pub fn last_handed_over(&self, tokens: usize, new: usize) -> usize {
+    pub fn last_transfer_tokens(&self, tokens: usize, new: usize) -> usize {
         let chunk = self.chunk_tokens.max(1);
         if new <= chunk { tokens } else { (new - 1) % chunk + 1 }
     }
@@ -149,17 +149,17 @@ impl ServiceModel {
 
 /// Settings of one simulated engine.
 #[derive(Debug, Clone)]
-pub struct SimConfig {
+pub struct SimEngineOptions {
     /// What the engine does of a request.
-    pub role: Role,
+    pub role: SimRole,
     /// Whose protocol it speaks.
-    pub face: Face,
+    pub protocol: SimProtocol,
     /// How a vLLM engine hands over.
-    pub connector: Connector,
+    pub connector: VllmConnector,
     /// Where it listens. Port 0 takes a free one.
     pub listen: SocketAddr,
     /// Where its bootstrap server (SGLang, Mooncake) or side channel (NIXL) listens; `None` takes a free port
-    /// beside [`SimConfig::listen`]. Only prefill engines have one.
+    /// beside [`SimEngineOptions::listen`]. Only prefill engines have one.
     pub bootstrap_listen: Option<SocketAddr>,
     /// Host that other engines reach the bootstrap server under; `None` takes the listening address.
     pub advertise_host: Option<String>,
@@ -181,15 +181,15 @@ pub struct SimConfig {
     pub context_tokens: usize,
     /// Most requests that generate at once, per rank; more wait.
     pub max_running: usize,
-    /// Divides every duration of [`SimConfig::service`].
+    /// Divides every duration of [`SimEngineOptions::service`].
     pub time_scale: f64,
     /// How long things take.
-    pub service: ServiceModel,
+    pub service: EngineTimeModel,
     /// Device cache per rank in tokens.
     pub device_tokens: usize,
     /// Host cache per rank in tokens; 0 is none.
     pub host_tokens: usize,
-    /// Whether an SGLang engine uses the fleet's shared store. vLLM engines use it with [`Connector::Store`].
+    /// Whether an SGLang engine uses the fleet's shared store. vLLM engines use it with [`VllmConnector::SimPageStore`].
     pub use_storage: bool,
     /// How long one leg of a pair waits for the other. A wall-clock time: the time scale leaves it alone, as it
     /// does the two below. `None` takes the engine's own: 300 s for SGLang, 480 s for vLLM.
@@ -199,17 +199,17 @@ pub struct SimConfig {
     /// How long after its start a prefill engine's bootstrap server answers 503.
     pub ready_after: Duration,
     /// How the engine publishes KV events; `None` is not at all. Then no page is hashed.
-    pub kv_events: Option<KvEvents>,
+    pub kv_events: Option<KvEventOptions>,
 }
 
-impl SimConfig {
+impl SimEngineOptions {
     /// An engine on a free loopback port with the calibrated timing.
     #[must_use]
-    pub fn new(role: Role, face: Face) -> Self {
+    pub fn new(role: SimRole, protocol: SimProtocol) -> Self {
         Self {
             role,
-            face,
-            connector: Connector::Nixl,
+            protocol,
+            connector: VllmConnector::Nixl,
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             bootstrap_listen: None,
             advertise_host: None,
@@ -217,13 +217,13 @@ impl SimConfig {
             model: "sim".to_owned(),
             model_path: None,
             scale_out: false,
-            page_size: if face == Face::Vllm { 16 } else { 64 },
+            page_size: if protocol == SimProtocol::Vllm { 16 } else { 64 },
             packed: true,
             stream_interval: 1,
             context_tokens: 1_000_000,
             max_running: 256,
             time_scale: 1.0,
-            service: ServiceModel::default(),
+            service: EngineTimeModel::default(),
             device_tokens: 360_000,
             host_tokens: 0,
             use_storage: false,
@@ -248,22 +248,22 @@ impl SimConfig {
 
     /// How long one leg waits for the other.
     pub(crate) fn pair_timeout(&self) -> Duration {
-        let engines_own = match self.face {
-            Face::Sglang => Duration::from_secs(300),
-            Face::Vllm => Duration::from_secs(480),
+        let engines_own = match self.protocol {
+            SimProtocol::Sglang => Duration::from_secs(300),
+            SimProtocol::Vllm => Duration::from_secs(480),
         };
         self.bootstrap_timeout.unwrap_or(engines_own)
     }
 
-    pub(crate) fn storage(&self) -> bool {
-        match self.face {
-            Face::Sglang => self.use_storage,
-            Face::Vllm => self.connector == Connector::Store,
+    pub(crate) fn uses_l3_store(&self) -> bool {
+        match self.protocol {
+            SimProtocol::Sglang => self.use_storage,
+            SimProtocol::Vllm => self.connector == VllmConnector::Store,
         }
     }
 
-    pub(crate) fn check(&self) -> Result<(), SimError> {
-        let invalid = |what: &str| Err(SimError::Config(what.to_owned()));
+    pub(crate) fn validate(&self) -> Result<(), SimEngineError> {
+        let invalid = |what: &str| Err(SimEngineError::Config(what.to_owned()));
         if self.dp_size == 0 || self.dp_size > 1_024 {
             return invalid("dp-size must be between 1 and 1024");
         }
@@ -276,7 +276,7 @@ impl SimConfig {
         if !(self.time_scale.is_finite() && self.time_scale > 0.0) {
             return invalid("time-scale must be a number above 0; 10 means ten times faster");
         }
-        if self.kv_events.is_some() && self.page_size > moongate_pages::MAX_PAGE_TOKENS as usize {
+        if self.kv_events.is_some() && self.page_size > moongate_pages::MAX_BLOCK_TOKENS as usize {
             return invalid("page-size must be at most 8192 where KV events are published");
         }
         if self.stream_interval == 0 {
@@ -291,7 +291,7 @@ impl SimConfig {
 
 /// Why a simulated engine could not start.
 #[derive(Debug, thiserror::Error)]
-pub enum SimError {
+pub enum SimEngineError {
     /// A setting is out of range.
     #[error("cannot start the engine: {0}")]
     Config(String),
@@ -309,7 +309,7 @@ pub enum SimError {
         /// The first rank's address, as configured.
         address: SocketAddr,
         /// What went wrong.
-        source: moongate_zmtp::Error,
+        source: moongate_zmtp::ZmtpError,
     },
     /// The HTTP client for key-value transfers could not be made.
     #[error("cannot make the transfer client: {0}")]
@@ -319,49 +319,49 @@ pub enum SimError {
 /// What engines of one process share: the L3 store. (Prefill and decode meet over HTTP, so pairs also work across
 /// processes; a simulated store does not.)
 #[derive(Debug, Clone)]
-pub struct SimFleet {
-    store: Arc<SharedStore>,
-    objects: Option<ObjectStore>,
+pub struct SharedL3Store {
+    pages: Arc<LockedPageStore>,
+    mooncake: Option<MooncakePageStore>,
 }
 
-impl SimFleet {
+impl SharedL3Store {
     /// A fleet whose shared store holds this many tokens; 0 is no store.
     #[must_use]
     pub fn new(storage_tokens: usize) -> Self {
-        Self { store: Arc::new(Mutex::new(Store::new(storage_tokens))), objects: None }
+        Self { pages: Arc::new(Mutex::new(SimPageStore::new(storage_tokens))), mooncake: None }
     }
 
     /// A fleet that keeps its pages in a real Mooncake store. Other processes' engines can share it.
     #[must_use]
-    pub fn on(client: Client) -> Self {
-        Self { objects: Some(ObjectStore::new(client)), ..Self::new(0) }
+    pub fn with_mooncake(client: KvClient) -> Self {
+        Self { mooncake: Some(MooncakePageStore::new(client)), ..Self::new(0) }
     }
 
     /// Tokens in the simulated store now.
     #[must_use]
     pub fn storage_used_tokens(&self) -> usize {
-        self.store.lock().used()
+        self.pages.lock().used()
     }
 
     /// Empties the simulated store.
     pub fn clear_storage(&self) {
-        self.store.lock().clear();
+        self.pages.lock().clear();
     }
 
     /// The store, whether it can hold anything or not.
-    pub(crate) fn shared(&self) -> Arc<SharedStore> {
-        Arc::clone(&self.store)
+    pub(crate) fn page_store(&self) -> Arc<LockedPageStore> {
+        Arc::clone(&self.pages)
     }
 
-    pub(crate) fn store(&self) -> Option<Tier<'_>> {
-        if let Some(objects) = &self.objects {
-            return Some(Tier::Objects(objects));
+    pub(crate) fn backend(&self) -> Option<L3Backend<'_>> {
+        if let Some(objects) = &self.mooncake {
+            return Some(L3Backend::Objects(objects));
         }
-        (self.store.lock().capacity() > 0).then_some(Tier::Simulated(&self.store))
+        (self.pages.lock().capacity() > 0).then_some(L3Backend::Simulated(&self.pages))
     }
 }
 
-impl Default for SimFleet {
+impl Default for SharedL3Store {
     fn default() -> Self {
         Self::new(0)
     }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// One way to fail.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "fault")]
-pub enum Fault {
+pub enum EngineFault {
     /// Works.
     #[default]
     None,
@@ -46,11 +46,11 @@ pub enum Fault {
 
 /// A fault and whom it meets.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-pub struct FaultPlan {
+pub struct EngineFaultPlan {
     /// What happens.
     #[serde(flatten)]
-    pub fault: Fault,
-    /// Whether it also meets requests that do not generate (health, metrics, models). [`Fault::Refuse`] meets
+    pub fault: EngineFault,
+    /// Whether it also meets requests that do not generate (health, metrics, models). [`EngineFault::Refuse`] meets
     /// everything in any case.
     #[serde(default)]
     pub everywhere: bool,
@@ -61,32 +61,32 @@ pub struct FaultPlan {
     #[serde(default)]
     pub times: Option<u32>,
     /// The engine works again after this many milliseconds; `None` is never. The only way back from
-    /// [`Fault::Refuse`] that is set over HTTP.
+    /// [`EngineFault::Refuse`] that is set over HTTP.
     #[serde(default)]
     pub for_ms: Option<u64>,
 }
 
 /// What a request wants, as far as faults tell requests apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wants {
+pub(crate) enum FaultScope {
     Generation,
     /// The tokens of a prompt.
-    Tokens,
+    Tokenization,
     Other,
 }
 
-impl FaultPlan {
-    fn meets(&self, wants: Wants) -> bool {
+impl EngineFaultPlan {
+    fn applies_to(&self, wants: FaultScope) -> bool {
         match wants {
-            Wants::Generation => !self.tokenize || self.everywhere,
-            Wants::Tokens => self.tokenize || self.everywhere,
-            Wants::Other => self.everywhere,
+            FaultScope::Generation => !self.tokenize || self.everywhere,
+            FaultScope::Tokenization => self.tokenize || self.everywhere,
+            FaultScope::Other => self.everywhere,
         }
     }
 }
 
-impl From<Fault> for FaultPlan {
-    fn from(fault: Fault) -> Self {
+impl From<EngineFault> for EngineFaultPlan {
+    fn from(fault: EngineFault) -> Self {
         Self { fault, ..Self::default() }
     }
 }
@@ -94,7 +94,7 @@ impl From<Fault> for FaultPlan {
 /// What goes wrong with an engine's KV events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum EventFault {
+pub(crate) enum KvEventFault {
     /// Of so many messages the last one is lost; 0 loses none.
     LoseEvery(u64),
     /// The cache is empty and messages count from 0 again, as after a restart of the process.
@@ -103,36 +103,36 @@ pub(crate) enum EventFault {
 
 /// The engine's switch.
 #[derive(Debug, Default)]
-pub(crate) struct FaultSwitch {
-    plan: Mutex<FaultPlan>,
+pub(crate) struct EngineFaultInjector {
+    plan: Mutex<EngineFaultPlan>,
 }
 
-impl FaultSwitch {
-    pub(crate) fn set(&self, plan: FaultPlan) {
+impl EngineFaultInjector {
+    pub(crate) fn set(&self, plan: EngineFaultPlan) {
         *self.plan.lock() = plan;
     }
 
     /// Sets the plan back unless another one has replaced it.
-    pub(crate) fn clear_if(&self, expected: FaultPlan) -> bool {
+    pub(crate) fn clear_if_current(&self, expected: EngineFaultPlan) -> bool {
         let mut plan = self.plan.lock();
         let same = plan.fault == expected.fault && plan.for_ms == expected.for_ms;
         if same {
-            *plan = FaultPlan::default();
+            *plan = EngineFaultPlan::default();
         }
         same
     }
 
     /// What happens to the next request.
-    pub(crate) fn take(&self, wants: Wants) -> Fault {
+    pub(crate) fn next_fault(&self, wants: FaultScope) -> EngineFault {
         let mut plan = self.plan.lock();
-        if !plan.meets(wants) {
-            return Fault::None;
+        if !plan.applies_to(wants) {
+            return EngineFault::None;
         }
         let fault = plan.fault;
         if let Some(left) = &mut plan.times {
             *left = left.saturating_sub(1);
             if *left == 0 {
-                *plan = FaultPlan::default();
+                *plan = EngineFaultPlan::default();
             }
         }
         fault
@@ -145,42 +145,42 @@ mod tests {
 
     #[test]
     fn a_plan_reads_from_json_and_runs_out() {
-        let plan: FaultPlan =
+        let plan: EngineFaultPlan =
             serde_json::from_str(r#"{"fault":"die_mid_stream","tokens":3,"times":2}"#).expect("a plan");
-        let switch = FaultSwitch::default();
+        let switch = EngineFaultInjector::default();
         switch.set(plan);
-        assert_eq!(switch.take(Wants::Other), Fault::None);
-        assert_eq!(switch.take(Wants::Generation), Fault::DieMidStream { tokens: 3 });
-        assert_eq!(switch.take(Wants::Generation), Fault::DieMidStream { tokens: 3 });
-        assert_eq!(switch.take(Wants::Generation), Fault::None);
+        assert_eq!(switch.next_fault(FaultScope::Other), EngineFault::None);
+        assert_eq!(switch.next_fault(FaultScope::Generation), EngineFault::DieMidStream { tokens: 3 });
+        assert_eq!(switch.next_fault(FaultScope::Generation), EngineFault::DieMidStream { tokens: 3 });
+        assert_eq!(switch.next_fault(FaultScope::Generation), EngineFault::None);
     }
 
     #[test]
     fn a_fault_of_tokenizing_spares_what_generates() {
-        let switch = FaultSwitch::default();
-        switch.set(FaultPlan { tokenize: true, ..Fault::NotFound.into() });
-        assert_eq!(switch.take(Wants::Generation), Fault::None);
-        assert_eq!(switch.take(Wants::Other), Fault::None);
-        assert_eq!(switch.take(Wants::Tokens), Fault::NotFound);
-        switch.set(Fault::NotFound.into());
-        assert_eq!(switch.take(Wants::Tokens), Fault::None);
+        let switch = EngineFaultInjector::default();
+        switch.set(EngineFaultPlan { tokenize: true, ..EngineFault::NotFound.into() });
+        assert_eq!(switch.next_fault(FaultScope::Generation), EngineFault::None);
+        assert_eq!(switch.next_fault(FaultScope::Other), EngineFault::None);
+        assert_eq!(switch.next_fault(FaultScope::Tokenization), EngineFault::NotFound);
+        switch.set(EngineFault::NotFound.into());
+        assert_eq!(switch.next_fault(FaultScope::Tokenization), EngineFault::None);
     }
 
     #[test]
     fn event_faults_read_from_json() {
-        let read = |text| serde_json::from_str::<EventFault>(text).ok();
-        assert_eq!(read(r#"{"lose_every":3}"#), Some(EventFault::LoseEvery(3)));
-        assert_eq!(read(r#"{"restart":true}"#), Some(EventFault::Restart(true)));
+        let read = |text| serde_json::from_str::<KvEventFault>(text).ok();
+        assert_eq!(read(r#"{"lose_every":3}"#), Some(KvEventFault::LoseEvery(3)));
+        assert_eq!(read(r#"{"restart":true}"#), Some(KvEventFault::Restart(true)));
         assert_eq!(read("{}"), None);
     }
 
     #[test]
     fn a_late_timer_leaves_a_newer_plan_alone() {
-        let switch = FaultSwitch::default();
-        let old = FaultPlan { for_ms: Some(5), ..Fault::Hang.into() };
+        let switch = EngineFaultInjector::default();
+        let old = EngineFaultPlan { for_ms: Some(5), ..EngineFault::Hang.into() };
         switch.set(old);
-        switch.set(Fault::Status500.into());
-        assert!(!switch.clear_if(old));
-        assert_eq!(switch.take(Wants::Generation), Fault::Status500);
+        switch.set(EngineFault::Status500.into());
+        assert!(!switch.clear_if_current(old));
+        assert_eq!(switch.next_fault(FaultScope::Generation), EngineFault::Status500);
     }
 }

@@ -2,17 +2,17 @@
 
 use std::fmt::Write as _;
 
-use super::face_sglang::fraction;
+use super::api_sglang::fraction;
 use super::stats::SimStats;
-use super::{Connector, Engine, Role};
+use super::{SimEngineState, SimRole, VllmConnector};
 
 /// Collects lines of the Prometheus text format.
-struct Page {
+struct PrometheusPage {
     text: String,
     labels: String,
 }
 
-impl Page {
+impl PrometheusPage {
     fn metric(&mut self, kind: &str, name: &str, values: &[(&str, f64)]) {
         // A counter's family has the name without `_total`, as Python's client writes it.
         let family = name.strip_suffix("_total").filter(|_| kind == "counter").unwrap_or(name);
@@ -53,7 +53,7 @@ fn cached(stats: &SimStats) -> u64 {
     stats.cached_device_tokens + stats.cached_host_tokens + stats.cached_storage_tokens
 }
 
-fn usage(engine: &Engine) -> [u64; 4] {
+fn cache_usage(engine: &SimEngineState) -> [u64; 4] {
     engine.ranks.iter().fold([0; 4], |sum, rank| {
         let cache = rank.cache.lock();
         let ((used, capacity), (host_used, host)) = (cache.device_usage(), cache.host_usage());
@@ -62,7 +62,7 @@ fn usage(engine: &Engine) -> [u64; 4] {
 }
 
 /// What became of a real store's objects. Real engines have no such metric.
-fn objects(page: &mut Page, stats: &SimStats) {
+fn write_store_objects(page: &mut PrometheusPage, stats: &SimStats) {
     page.metric(
         "counter",
         "sim:store_objects_total",
@@ -77,38 +77,38 @@ fn objects(page: &mut Page, stats: &SimStats) {
     );
 }
 
-pub(crate) fn sglang(engine: &Engine) -> String {
+pub(crate) fn sglang(engine: &SimEngineState) -> String {
     let stats = engine.stats.snapshot();
-    let [used, capacity, host_used, host] = usage(engine);
-    let kind = match engine.config.role {
-        Role::Prefill => "prefill",
-        Role::Decode => "decode",
-        Role::Plain => "unified",
+    let [used, capacity, host_used, host] = cache_usage(engine);
+    let kind = match engine.options.role {
+        SimRole::Prefill => "prefill",
+        SimRole::Decode => "decode",
+        SimRole::Plain => "unified",
     };
     let labels = format!(
         "engine_type=\"{kind}\",model_name=\"{}\",moe_ep_rank=\"0\",pp_rank=\"0\",tp_rank=\"0\"",
-        engine.config.model
+        engine.options.model
     );
-    let mut page = Page { text: String::new(), labels };
-    let prefill = engine.config.role == Role::Prefill;
+    let mut page = PrometheusPage { text: String::new(), labels };
+    let prefill = engine.options.role == SimRole::Prefill;
     let transferring = number(stats.transferring);
     page.gauge("sglang:max_total_num_tokens", number(capacity));
-    page.gauge("sglang:page_size", number(engine.config.page_size as u64));
-    page.gauge("sglang:context_len", number(engine.config.context_tokens as u64));
+    page.gauge("sglang:page_size", number(engine.options.page_size as u64));
+    page.gauge("sglang:context_len", number(engine.options.context_tokens as u64));
     page.gauge("sglang:num_running_reqs", number(stats.running));
     page.gauge("sglang:num_queue_reqs", number(stats.waiting));
     page.gauge("sglang:token_usage", fraction(used, capacity));
     page.gauge("sglang:num_used_tokens", number(used));
     page.gauge("sglang:cache_hit_rate", fraction(cached(&stats), stats.prompt_tokens));
     page.gauge("sglang:gen_throughput", 0.0);
-    page.gauge("sglang:utilization", fraction(stats.running, engine.config.max_running as u64));
+    page.gauge("sglang:utilization", fraction(stats.running, engine.options.max_running as u64));
     page.gauge("sglang:num_prefill_bootstrap_queue_reqs", number(stats.bootstrapping));
     page.gauge("sglang:num_prefill_inflight_queue_reqs", if prefill { transferring } else { 0.0 });
     page.gauge("sglang:num_decode_prealloc_queue_reqs", 0.0);
     page.gauge("sglang:num_decode_transfer_queue_reqs", if prefill { 0.0 } else { transferring });
     page.gauge("sglang:pending_prealloc_token_usage", 0.0);
-    page.gauge("sglang:kv_transfer_speed_gb_s", engine.config.service.transfer_bytes_per_s / 1e9);
-    page.gauge("sglang:kv_transfer_latency_ms", engine.config.service.transfer_latency_s * 1e3);
+    page.gauge("sglang:kv_transfer_speed_gb_s", engine.options.service.transfer_bytes_per_s / 1e9);
+    page.gauge("sglang:kv_transfer_latency_ms", engine.options.service.transfer_latency_s * 1e3);
     page.gauge("sglang:hicache_host_used_tokens", number(host_used));
     page.gauge("sglang:hicache_host_total_tokens", number(host));
     page.counter("sglang:num_transfer_failed_reqs_total", stats.failed);
@@ -126,15 +126,15 @@ pub(crate) fn sglang(engine: &Engine) -> String {
             ("cache_source=\"storage\"", number(stats.cached_storage_tokens)),
         ],
     );
-    objects(&mut page, &stats);
+    write_store_objects(&mut page, &stats);
     page.text
 }
 
-pub(crate) fn vllm(engine: &Engine) -> String {
+pub(crate) fn vllm(engine: &SimEngineState) -> String {
     let stats = engine.stats.snapshot();
-    let [used, capacity, ..] = usage(engine);
-    let labels = format!("engine=\"0\",model_name=\"{}\"", engine.config.model);
-    let mut page = Page { text: String::new(), labels };
+    let [used, capacity, ..] = cache_usage(engine);
+    let labels = format!("engine=\"0\",model_name=\"{}\"", engine.options.model);
+    let mut page = PrometheusPage { text: String::new(), labels };
     let prompt_tokens = stats.prompt_tokens + stats.transferred_tokens;
     let external = stats.cached_storage_tokens + stats.transferred_tokens;
     page.gauge("vllm:num_requests_running", number(stats.running));
@@ -181,14 +181,14 @@ pub(crate) fn vllm(engine: &Engine) -> String {
         ],
     );
     page.metric("gauge", "vllm:cache_config_info", &[(&cache_config(engine), 1.0)]);
-    connector(&mut page, engine, &stats);
-    objects(&mut page, &stats);
+    write_connector(&mut page, engine, &stats);
+    write_store_objects(&mut page, &stats);
     page.text
 }
 
 /// Labels that tell how blocks are cut and named.
-fn cache_config(engine: &Engine) -> String {
-    let (block, tokens) = (engine.config.page_size, engine.config.device_tokens);
+fn cache_config(engine: &SimEngineState) -> String {
+    let (block, tokens) = (engine.options.page_size, engine.options.device_tokens);
     format!(
         "_block_size_resolved=\"True\",block_size=\"{block}\",cache_dtype=\"auto\",effective_attention_block_size=\"{block}\",\
          enable_prefix_caching=\"True\",hash_block_size=\"None\",kv_cache_size_tokens=\"{tokens}\",num_gpu_blocks=\"{}\",\
@@ -197,28 +197,28 @@ fn cache_config(engine: &Engine) -> String {
     )
 }
 
-fn connector(page: &mut Page, engine: &Engine, stats: &SimStats) {
-    let model = &engine.config.service;
+fn write_connector(page: &mut PrometheusPage, engine: &SimEngineState, stats: &SimStats) {
+    let model = &engine.options.service;
     let bytes = stats.transferred_tokens.saturating_mul(model.kv_bytes_per_token);
     let seconds = number(bytes) / model.transfer_bytes_per_s.max(1.0)
         + model.transfer_latency_s * number(stats.kv_received);
-    match engine.config.connector {
-        Connector::Nixl => {
+    match engine.options.connector {
+        VllmConnector::Nixl => {
             page.histogram("vllm:nixl_xfer_time_seconds", stats.kv_received, seconds);
             page.histogram("vllm:nixl_bytes_transferred", stats.kv_received, number(bytes));
             page.counter("vllm:nixl_num_failed_transfers_total", 0);
             page.counter("vllm:nixl_num_kv_expired_reqs_total", 0);
         }
-        Connector::Mooncake => {
+        VllmConnector::Mooncake => {
             page.histogram("vllm:mooncake_xfer_time_seconds", stats.kv_received, seconds);
             page.histogram("vllm:mooncake_bytes_transferred", stats.kv_received, number(bytes));
             page.counter("vllm:mooncake_num_failed_transfers_total", 0);
             page.counter("vllm:mooncake_num_failed_recvs_total", 0);
             page.counter("vllm:mooncake_num_kv_expired_reqs_total", 0);
         }
-        Connector::Store => {
+        VllmConnector::Store => {
             let read = stats.cached_storage_tokens;
-            let keys = read / engine.config.page_size as u64;
+            let keys = read / engine.options.page_size as u64;
             let extra = "operation=\"load_get\",status=\"ok\"";
             let bytes = read.saturating_mul(model.kv_bytes_per_token);
             page.metric("counter", "vllm:mooncake_store_operation_keys_total", &[(extra, number(keys))]);

@@ -1,21 +1,21 @@
 //! What separates caches of equal tokens.
 
-use moongate_pages::{DEFAULT_VLLM_SEED, Scheme, SchemeError, SglangNamespace, VllmExtra};
+use moongate_pages::{DEFAULT_VLLM_SEED, HashScheme, HashSchemeError, SglangNamespace, VllmExtraKeys};
 use serde_json::{Map, Value};
 
-use super::Face;
+use super::SimProtocol;
 use super::tokens::hash_bytes;
 
 /// A request's `cache_salt` and, with SGLang, its `extra_key`. vLLM has no such member and ignores it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Namespace {
+pub(crate) struct PromptNamespace {
     cache_salt: Option<String>,
     extra_key: Option<String>,
 }
 
-impl Namespace {
+impl PromptNamespace {
     /// Of the `prompt`-th prompt of a request: members are one text for all prompts, or a list. An empty text is none.
-    pub(crate) fn of(body: &Map<String, Value>, face: Face, prompt: usize) -> Self {
+    pub(crate) fn of(body: &Map<String, Value>, face: SimProtocol, prompt: usize) -> Self {
         let text = |name: &str| {
             let value = match body.get(name)? {
                 Value::Array(list) => list.get(prompt)?,
@@ -23,7 +23,7 @@ impl Namespace {
             };
             value.as_str().filter(|text| !text.is_empty()).map(str::to_owned)
         };
-        let extra_key = if face == Face::Sglang { text("extra_key") } else { None };
+        let extra_key = if face == SimProtocol::Sglang { text("extra_key") } else { None };
         Self { cache_salt: text("cache_salt"), extra_key }
     }
 
@@ -32,7 +32,7 @@ impl Namespace {
     }
 
     /// A number that is different for different namespaces.
-    pub(crate) fn number(&self) -> u64 {
+    pub(crate) fn hash(&self) -> u64 {
         if *self == Self::default() {
             return 0;
         }
@@ -41,26 +41,34 @@ impl Namespace {
     }
 
     /// How the engine names pages of this namespace in its events. SGLang leaves its `extra_key` out of that.
-    pub(crate) fn scheme(&self, face: Face, page_tokens: u32) -> Result<Scheme, SchemeError> {
+    pub(crate) fn event_hash_scheme(
+        &self,
+        face: SimProtocol,
+        page_tokens: u32,
+    ) -> Result<HashScheme, HashSchemeError> {
         let cache_salt = self.cache_salt();
         match face {
-            Face::Sglang => Scheme::sglang_events(page_tokens, cache_salt),
-            Face::Vllm => Scheme::vllm_sha256_cbor(
+            SimProtocol::Sglang => HashScheme::sglang_events(page_tokens, cache_salt),
+            SimProtocol::Vllm => HashScheme::vllm_sha256_cbor(
                 page_tokens,
                 DEFAULT_VLLM_SEED,
-                VllmExtra { adapter: None, cache_salt },
+                VllmExtraKeys { adapter: None, cache_salt },
             ),
         }
     }
 
     /// How the engine names pages of this namespace in the store.
-    pub(crate) fn stored_scheme(&self, face: Face, page_tokens: u32) -> Result<Scheme, SchemeError> {
+    pub(crate) fn store_hash_scheme(
+        &self,
+        face: SimProtocol,
+        page_tokens: u32,
+    ) -> Result<HashScheme, HashSchemeError> {
         match face {
-            Face::Sglang => {
+            SimProtocol::Sglang => {
                 let (extra_key, cache_salt) = (self.extra_key.as_deref(), self.cache_salt());
-                Scheme::sglang(page_tokens, SglangNamespace { extra_key, cache_salt })
+                HashScheme::sglang(page_tokens, SglangNamespace { extra_key, cache_salt })
             }
-            Face::Vllm => self.scheme(face, page_tokens),
+            SimProtocol::Vllm => self.event_hash_scheme(face, page_tokens),
         }
     }
 }
@@ -70,8 +78,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn of(body: Value, face: Face, prompt: usize) -> Namespace {
-        Namespace::of(body.as_object().unwrap(), face, prompt)
+    fn of(body: Value, face: SimProtocol, prompt: usize) -> PromptNamespace {
+        PromptNamespace::of(body.as_object().unwrap(), face, prompt)
     }
 
     #[test]
@@ -84,19 +92,19 @@ mod tests {
             json!({"cache_salt": "b"}),
         ];
         let numbers: std::collections::BTreeSet<u64> =
-            bodies.iter().map(|body| of(body.clone(), Face::Sglang, 0).number()).collect();
+            bodies.iter().map(|body| of(body.clone(), SimProtocol::Sglang, 0).hash()).collect();
         assert_eq!(numbers.len(), bodies.len());
-        assert_eq!(of(json!({"cache_salt": ""}), Face::Sglang, 0).number(), 0);
+        assert_eq!(of(json!({"cache_salt": ""}), SimProtocol::Sglang, 0).hash(), 0);
     }
 
     #[test]
     fn each_prompt_of_a_batch_has_its_own() {
         let body = json!({"extra_key": ["a", "b"], "cache_salt": "c"});
-        assert_ne!(of(body.clone(), Face::Sglang, 0), of(body.clone(), Face::Sglang, 1));
+        assert_ne!(of(body.clone(), SimProtocol::Sglang, 0), of(body.clone(), SimProtocol::Sglang, 1));
         assert_eq!(
-            of(body.clone(), Face::Sglang, 1),
-            of(json!({"extra_key": "b", "cache_salt": "c"}), Face::Sglang, 0)
+            of(body.clone(), SimProtocol::Sglang, 1),
+            of(json!({"extra_key": "b", "cache_salt": "c"}), SimProtocol::Sglang, 0)
         );
-        assert_eq!(of(body, Face::Vllm, 0), of(json!({"cache_salt": "c"}), Face::Vllm, 0));
+        assert_eq!(of(body, SimProtocol::Vllm, 0), of(json!({"cache_salt": "c"}), SimProtocol::Vllm, 0));
     }
 }

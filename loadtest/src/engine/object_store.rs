@@ -8,30 +8,30 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use mooncake_wire::key::{Attention, KeyLayout, PageHash, SglangForm};
-use moongate_kvclient::{Client, KvError, PutOptions};
-use moongate_pages::{Chain, Digest};
+use mooncake_wire::key::{AttentionKind, BlockKeyHash, KeyLayout, SglangKeyFormat};
+use moongate_kvclient::{KvClient, KvError, PutOptions};
+use moongate_pages::{BlockDigest, BlockHashChain};
 use tokio::sync::Semaphore;
 
-use super::events::Prefix;
-use super::stats::Stats;
-use super::store::Written;
+use super::events::PromptPrefix;
+use super::l3_store::WrittenPage;
+use super::stats::SimStatsRecorder;
 use super::tokens::{hash_bytes, mix};
-use super::{Engine, Face, SimConfig};
+use super::{SimEngineOptions, SimEngineState, SimProtocol};
 
 /// Bytes of an object: far fewer than a real engine's page has.
 const OBJECT_BYTES: usize = 4_096;
 /// Prompts of one process whose pages are on their way to the store. Pages of further ones are not stored.
-const MAX_WRITES: usize = 256;
+const MAX_PENDING_PUTS: usize = 256;
 
 /// A real store, which all engines of a fleet share.
 #[derive(Clone)]
-pub(crate) struct ObjectStore {
-    client: Client,
+pub(crate) struct MooncakePageStore {
+    client: KvClient,
     writes: Arc<Semaphore>,
 }
 
-impl fmt::Debug for ObjectStore {
+impl fmt::Debug for MooncakePageStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ObjectStore").finish_non_exhaustive()
     }
@@ -39,31 +39,31 @@ impl fmt::Debug for ObjectStore {
 
 /// The objects of a prompt's pages.
 #[derive(Debug)]
-pub(crate) struct Objects {
+pub(crate) struct PageObjects {
     keys: Vec<String>,
     per_page: usize,
 }
 
-impl Objects {
+impl PageObjects {
     /// The objects in which an engine keeps the full pages of a prefix. None if they have no names.
-    pub(crate) fn of(config: &SimConfig, prefix: &Prefix<'_>) -> Self {
+    pub(crate) fn of(config: &SimEngineOptions, prefix: &PromptPrefix<'_>) -> Self {
         let layout = layout(config);
         let per_page = usize::try_from(layout.parts_per_page()).unwrap_or(1).max(1);
         let page_tokens = u32::try_from(config.page_size).unwrap_or(u32::MAX);
         let mut pages = Vec::new();
-        if let Ok(scheme) = prefix.namespace.stored_scheme(config.face, page_tokens) {
-            Chain::new(scheme).extend(prefix.tokens, &mut pages);
+        if let Ok(scheme) = prefix.namespace.store_hash_scheme(config.protocol, page_tokens) {
+            BlockHashChain::new(scheme).extend(prefix.tokens, &mut pages);
         }
         let hashes = pages.iter().map_while(|page| match page.digest {
-            Digest::Sha256(bytes) => PageHash::new(&bytes),
-            Digest::Unsigned(_) | Digest::Signed(_) => None,
+            BlockDigest::Sha256(bytes) => BlockKeyHash::new(&bytes),
+            BlockDigest::Unsigned(_) | BlockDigest::Signed(_) => None,
         });
         let keys = hashes.flat_map(|hash| layout.keys(hash).map(|key| key.to_string()).collect::<Vec<_>>());
         Self { keys: keys.collect(), per_page }
     }
 
     /// Only those of pages that are to be written.
-    pub(crate) fn only(self, prefix: &Prefix<'_>, written: &[Written]) -> Self {
+    pub(crate) fn restrict_to(self, prefix: &PromptPrefix<'_>, written: &[WrittenPage]) -> Self {
         let written: HashSet<u128> = written.iter().map(|(page, _)| *page).collect();
         let per_page = self.per_page;
         let pages = prefix.chain.pages().iter().zip(self.keys.chunks(per_page));
@@ -72,27 +72,27 @@ impl Objects {
     }
 
     /// The keys of some pages, as far as there are any.
-    fn pages(&self, pages: &Range<usize>) -> Vec<&str> {
+    fn keys_of(&self, pages: &Range<usize>) -> Vec<&str> {
         let keys = self.keys.chunks(self.per_page).skip(pages.start).take(pages.len());
         keys.flatten().map(String::as_str).collect()
     }
 
     /// How many pages all objects of which are good, from the first one on.
-    fn leading(&self, good: impl Iterator<Item = bool>) -> usize {
+    fn leading_pages(&self, good: impl Iterator<Item = bool>) -> usize {
         good.take_while(|good| *good).count() / self.per_page
     }
 }
 
-fn layout(config: &SimConfig) -> KeyLayout {
-    match config.face {
-        Face::Sglang => KeyLayout::Sglang {
+fn layout(config: &SimEngineOptions) -> KeyLayout {
+    match config.protocol {
+        SimProtocol::Sglang => KeyLayout::Sglang {
             prefix: KeyLayout::sglang_prefix(None, &config.model),
-            attention: Attention::Mha,
+            attention: AttentionKind::Mha,
             tp_size: 1,
             pp_size: 1,
-            form: SglangForm::V0_5_10,
+            form: SglangKeyFormat::V0_5_10,
         },
-        Face::Vllm => KeyLayout::Vllm {
+        SimProtocol::Vllm => KeyLayout::Vllm {
             namespace: config.model_path().rsplit('/').next().unwrap_or_default().to_owned(),
             tp_size: 1,
             pcp_size: 1,
@@ -104,56 +104,68 @@ fn layout(config: &SimConfig) -> KeyLayout {
 }
 
 /// What an object has to contain.
-fn content(key: &str) -> Vec<u8> {
+fn expected_content(key: &str) -> Vec<u8> {
     let seed = hash_bytes(key.as_bytes());
     (0..(OBJECT_BYTES / 8) as u64).flat_map(|word| mix(seed, word).to_le_bytes()).collect()
 }
 
-impl ObjectStore {
-    pub(crate) fn new(client: Client) -> Self {
-        Self { client, writes: Arc::new(Semaphore::new(MAX_WRITES)) }
+impl MooncakePageStore {
+    pub(crate) fn new(client: KvClient) -> Self {
+        Self { client, writes: Arc::new(Semaphore::new(MAX_PENDING_PUTS)) }
     }
 
     /// How many of `pages` the store says it has, without a gap from the first one on.
-    pub(crate) async fn asked(&self, objects: &Objects, pages: &Range<usize>, stats: &Stats) -> usize {
-        let keys = objects.pages(pages);
+    pub(crate) async fn lookup(
+        &self,
+        objects: &PageObjects,
+        pages: &Range<usize>,
+        stats: &SimStatsRecorder,
+    ) -> usize {
+        let keys = objects.keys_of(pages);
         if keys.is_empty() {
             return 0;
         }
         match self.client.exist(&keys).await {
             Ok(there) => {
                 let found = there.iter().filter(|there| **there).count();
-                stats.change(|stats| stats.store_misses += (keys.len() - found) as u64);
-                objects.leading(there.into_iter())
+                stats.update(|stats| stats.store_misses += (keys.len() - found) as u64);
+                objects.leading_pages(there.into_iter())
             }
             Err(error) => {
                 tracing::debug!(%error, "the store does not tell what it has");
-                stats.change(|stats| stats.store_failures += keys.len() as u64);
+                stats.update(|stats| stats.store_failures += keys.len() as u64);
                 0
             }
         }
     }
 
     /// Gets pages. Answers how many are there and right, from the first one on.
-    pub(crate) async fn get(&self, objects: &Objects, pages: &Range<usize>, stats: &Stats) -> usize {
-        let keys = objects.pages(pages);
+    pub(crate) async fn get(
+        &self,
+        objects: &PageObjects,
+        pages: &Range<usize>,
+        stats: &SimStatsRecorder,
+    ) -> usize {
+        let keys = objects.keys_of(pages);
         let got = self.client.get_batch(&keys).await;
-        let outcomes: Vec<Outcome> = keys.iter().zip(got).map(|(key, got)| Outcome::of(key, got)).collect();
-        let count = |wanted: Outcome| outcomes.iter().filter(|outcome| **outcome == wanted).count() as u64;
-        stats.change(|stats| {
-            stats.store_hits += count(Outcome::Right);
-            stats.store_misses += count(Outcome::Gone);
-            stats.store_wrong += count(Outcome::Wrong);
-            stats.store_failures += count(Outcome::Failed);
+        let outcomes: Vec<ObjectReadResult> =
+            keys.iter().zip(got).map(|(key, got)| ObjectReadResult::of(key, got)).collect();
+        let count =
+            |wanted: ObjectReadResult| outcomes.iter().filter(|outcome| **outcome == wanted).count() as u64;
+        stats.update(|stats| {
+            stats.store_hits += count(ObjectReadResult::Intact);
+            stats.store_misses += count(ObjectReadResult::Missing);
+            stats.store_wrong += count(ObjectReadResult::Corrupt);
+            stats.store_failures += count(ObjectReadResult::Failed);
         });
-        objects.leading(outcomes.iter().map(|outcome| *outcome == Outcome::Right))
+        objects.leading_pages(outcomes.iter().map(|outcome| *outcome == ObjectReadResult::Intact))
     }
 
     /// Puts what the store does not have yet, in the background.
-    pub(crate) fn put_later(&self, engine: &Arc<Engine>, objects: Objects) {
+    pub(crate) fn put_in_background(&self, engine: &Arc<SimEngineState>, objects: PageObjects) {
         let stats = Arc::clone(&engine.stats);
         let Ok(permit) = Arc::clone(&self.writes).try_acquire_owned() else {
-            stats.change(|stats| stats.store_put_failures += objects.keys.len() as u64);
+            stats.update(|stats| stats.store_put_failures += objects.keys.len() as u64);
             return;
         };
         let (store, stop) = (self.clone(), engine.supervisor.token());
@@ -163,7 +175,7 @@ impl ObjectStore {
         });
     }
 
-    async fn put(&self, objects: &Objects, stats: &Stats) {
+    async fn put(&self, objects: &PageObjects, stats: &SimStatsRecorder) {
         let keys: Vec<&str> = objects.keys.iter().map(String::as_str).collect();
         if keys.is_empty() {
             return;
@@ -171,14 +183,14 @@ impl ObjectStore {
         // Without an answer all are tried.
         let there = self.client.exist(&keys).await.unwrap_or_else(|_| vec![false; keys.len()]);
         let missing = keys.into_iter().zip(there).filter(|(_, there)| !there);
-        let contents: Vec<(&str, Vec<u8>)> = missing.map(|(key, _)| (key, content(key))).collect();
+        let contents: Vec<(&str, Vec<u8>)> = missing.map(|(key, _)| (key, expected_content(key))).collect();
         let puts: Vec<(&str, &[u8])> = contents.iter().map(|(key, bytes)| (*key, bytes.as_slice())).collect();
         let results = self.client.put_batch(&puts, &PutOptions::default()).await;
         for error in results.iter().filter_map(|result| result.as_ref().err()) {
             tracing::debug!(%error, "a page is not stored");
         }
         let failed = results.iter().filter(|result| result.is_err()).count() as u64;
-        stats.change(|stats| {
+        stats.update(|stats| {
             stats.store_puts += results.len() as u64 - failed;
             stats.store_put_failures += failed;
         });
@@ -187,22 +199,22 @@ impl ObjectStore {
 
 /// What became of the wish for an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
-    Right,
-    Gone,
-    Wrong,
+enum ObjectReadResult {
+    Intact,
+    Missing,
+    Corrupt,
     Failed,
 }
 
-impl Outcome {
+impl ObjectReadResult {
     fn of(key: &str, got: Result<bytes::Bytes, KvError>) -> Self {
         match got {
-            Ok(bytes) if bytes == content(key) => Self::Right,
+            Ok(bytes) if bytes == expected_content(key) => Self::Intact,
             Ok(_) => {
                 tracing::error!(key, "the store gave other bytes than were put there");
-                Self::Wrong
+                Self::Corrupt
             }
-            Err(KvError::NotFound { .. }) => Self::Gone,
+            Err(KvError::NotFound { .. }) => Self::Missing,
             Err(error) => {
                 tracing::debug!(%error, "a page is computed instead");
                 Self::Failed
@@ -214,52 +226,55 @@ impl Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::Role;
-    use crate::engine::namespace::Namespace;
-    use crate::engine::tokens::PageChain;
+    use crate::engine::SimRole;
+    use crate::engine::namespace::PromptNamespace;
+    use crate::engine::tokens::PageHashChain;
 
-    fn objects(face: Face, tokens: &[u32]) -> (Objects, PageChain) {
-        let mut config = SimConfig::new(Role::Plain, face);
+    fn objects(face: SimProtocol, tokens: &[u32]) -> (PageObjects, PageHashChain) {
+        let mut config = SimEngineOptions::new(SimRole::Plain, face);
         config.model = "some/model".to_owned();
-        let chain = PageChain::of(tokens, config.page_size, 0);
-        let namespace = Namespace::default();
-        let prefix = Prefix { chain: &chain, tokens, namespace: &namespace };
-        (Objects::of(&config, &prefix), chain)
+        let chain = PageHashChain::of(tokens, config.page_size, 0);
+        let namespace = PromptNamespace::default();
+        let prefix = PromptPrefix { chain: &chain, tokens, namespace: &namespace };
+        (PageObjects::of(&config, &prefix), chain)
     }
 
     #[test]
     fn keys_are_those_of_the_engines() {
         let tokens: Vec<u32> = (0..130).collect();
-        let (sglang, chain) = objects(Face::Sglang, &tokens);
+        let (sglang, chain) = objects(SimProtocol::Sglang, &tokens);
         assert_eq!((sglang.keys.len(), chain.pages().len()), (4, 2));
         assert!(sglang.keys[0].starts_with("some-model_") && sglang.keys[0].ends_with("_0_k"));
         assert!(sglang.keys[1].ends_with("_0_v"));
-        assert_eq!(sglang.pages(&(1..2)), [&sglang.keys[2], &sglang.keys[3]]);
-        assert!(sglang.pages(&(2..5)).is_empty());
-        let (vllm, chain) = objects(Face::Vllm, &tokens);
+        assert_eq!(sglang.keys_of(&(1..2)), [&sglang.keys[2], &sglang.keys[3]]);
+        assert!(sglang.keys_of(&(2..5)).is_empty());
+        let (vllm, chain) = objects(SimProtocol::Vllm, &tokens);
         assert_eq!((vllm.keys.len(), chain.pages().len()), (8, 8));
         assert!(vllm.keys[0].starts_with("model@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@"), "{}", vllm.keys[0]);
     }
 
     #[test]
     fn a_page_counts_with_all_its_objects_only() {
-        let (objects, chain) = objects(Face::Sglang, &(0..300).collect::<Vec<u32>>());
-        assert_eq!(objects.leading([true, true, true, false, true, true].into_iter()), 1);
-        assert_eq!(objects.leading([true; 4].into_iter()), 2);
-        let second = objects.pages(&(1..2)).iter().map(|key| (*key).to_owned()).collect::<Vec<_>>();
-        let (tokens, namespace) = (Vec::new(), Namespace::default());
-        let prefix = Prefix { chain: &chain, tokens: &tokens, namespace: &namespace };
-        assert_eq!(objects.only(&prefix, &[(chain.pages()[1], None)]).keys, second);
+        let (objects, chain) = objects(SimProtocol::Sglang, &(0..300).collect::<Vec<u32>>());
+        assert_eq!(objects.leading_pages([true, true, true, false, true, true].into_iter()), 1);
+        assert_eq!(objects.leading_pages([true; 4].into_iter()), 2);
+        let second = objects.keys_of(&(1..2)).iter().map(|key| (*key).to_owned()).collect::<Vec<_>>();
+        let (tokens, namespace) = (Vec::new(), PromptNamespace::default());
+        let prefix = PromptPrefix { chain: &chain, tokens: &tokens, namespace: &namespace };
+        assert_eq!(objects.restrict_to(&prefix, &[(chain.pages()[1], None)]).keys, second);
     }
 
     #[test]
     fn wrong_bytes_are_noticed() {
-        let right = content("a");
-        assert_eq!((right.len(), content("b") == right), (OBJECT_BYTES, false));
-        assert_eq!(Outcome::of("a", Ok(right.clone().into())), Outcome::Right);
+        let right = expected_content("a");
+        assert_eq!((right.len(), expected_content("b") == right), (OBJECT_BYTES, false));
+        assert_eq!(ObjectReadResult::of("a", Ok(right.clone().into())), ObjectReadResult::Intact);
         let mut wrong = right;
         wrong[4_095] ^= 1;
-        assert_eq!(Outcome::of("a", Ok(wrong.into())), Outcome::Wrong);
-        assert_eq!(Outcome::of("a", Err(KvError::NotFound { key: "a".to_owned() })), Outcome::Gone);
+        assert_eq!(ObjectReadResult::of("a", Ok(wrong.into())), ObjectReadResult::Corrupt);
+        assert_eq!(
+            ObjectReadResult::of("a", Err(KvError::NotFound { key: "a".to_owned() })),
+            ObjectReadResult::Missing
+        );
     }
 }

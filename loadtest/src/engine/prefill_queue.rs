@@ -9,56 +9,56 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::cache::CachedTokens;
-use super::service::{Pacer, Timing};
-use super::stats::{Gauge, Stats};
+use super::stats::{SimGaugeGuard, SimStatsRecorder};
+use super::timing::{Pacer, ScaledTiming};
 
 /// Most prefill jobs that wait in one rank's queue; whoever comes later waits for a place.
 const MAX_QUEUED_PREFILLS: usize = 65_536;
 
 /// What an engine finds of a prompt when its turn comes.
-pub(crate) struct Begun {
+pub(crate) struct PrefillStart {
     /// Its tokens.
     pub(crate) tokens: usize,
     /// Those that it need not compute.
     pub(crate) cached: CachedTokens,
     /// Counted as in computation until they are dropped.
-    pub(crate) gauges: Vec<Gauge>,
+    pub(crate) gauges: Vec<SimGaugeGuard>,
 }
 
-type Begin = Box<dyn FnOnce() -> Begun + Send>;
+type PrefillStarter = Box<dyn FnOnce() -> PrefillStart + Send>;
 
 /// One prompt that waits.
-struct Waiting {
+struct SimQueuedPrefill {
     number: u64,
     /// Whether all that it waits for has arrived.
     ready: bool,
-    begin: Begin,
+    begin: PrefillStarter,
     /// Slowness of this request.
-    timing: Timing,
+    timing: ScaledTiming,
     done: oneshot::Sender<CachedTokens>,
 }
 
 /// One prompt in computation.
-struct Running {
+struct RunningPrefill {
     /// Tokens left to compute.
     left: usize,
     /// Tokens before those.
     context: usize,
     /// Seconds to load the host-cached part, during the first pass.
     load_s: f64,
-    timing: Timing,
+    timing: ScaledTiming,
     started: bool,
-    begun: Begun,
+    begun: PrefillStart,
     done: oneshot::Sender<CachedTokens>,
 }
 
-impl Waiting {
-    fn begin(self) -> Running {
+impl SimQueuedPrefill {
+    fn begin(self) -> RunningPrefill {
         let Self { begin, timing, done, .. } = self;
         let begun = begin();
         let context = begun.cached.total();
         let from_host = begun.cached.host + begun.cached.storage;
-        Running {
+        RunningPrefill {
             left: begun.tokens.saturating_sub(context).max(1),
             context,
             load_s: timing.model.host_load_s(from_host),
@@ -70,29 +70,29 @@ impl Waiting {
     }
 }
 
-enum Message {
-    Add(Waiting),
+enum PrefillQueueMessage {
+    Add(SimQueuedPrefill),
     Ready(u64),
 }
 
 /// The queue of one rank's prefill work.
 #[derive(Debug, Clone)]
 pub(crate) struct PrefillQueue {
-    messages: mpsc::Sender<Message>,
+    messages: mpsc::Sender<PrefillQueueMessage>,
     next: Arc<AtomicU64>,
 }
 
 impl PrefillQueue {
     /// The queue, and the work of its worker until `stop`.
     pub(crate) fn new(
-        passes: Passes,
-        stats: Arc<Stats>,
+        passes: PassLimits,
+        stats: Arc<SimStatsRecorder>,
         stop: CancellationToken,
     ) -> (Self, impl Future<Output = ()>) {
         let (messages, receiver) = mpsc::channel(MAX_QUEUED_PREFILLS);
         let worker = async move {
             tokio::select! {
-                () = work(receiver, passes, stats) => {}
+                () = run_worker(receiver, passes, stats) => {}
                 () = stop.cancelled() => {}
             }
         };
@@ -103,18 +103,19 @@ impl PrefillQueue {
     /// computation begins. Dropping the future takes the prompt out at the next pass. `None` if the engine has stopped.
     pub(crate) async fn compute(
         &self,
-        timing: &Timing,
+        timing: &ScaledTiming,
         fetch: Option<impl Future<Output = ()>>,
-        begin: impl FnOnce() -> Begun + Send + 'static,
+        begin: impl FnOnce() -> PrefillStart + Send + 'static,
     ) -> Option<CachedTokens> {
         let (done, computed) = oneshot::channel();
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let ready = fetch.is_none();
-        let waiting = Waiting { number, ready, begin: Box::new(begin), timing: timing.clone(), done };
-        self.messages.send(Message::Add(waiting)).await.ok()?;
+        let waiting =
+            SimQueuedPrefill { number, ready, begin: Box::new(begin), timing: timing.clone(), done };
+        self.messages.send(PrefillQueueMessage::Add(waiting)).await.ok()?;
         if let Some(fetch) = fetch {
             fetch.await;
-            self.messages.send(Message::Ready(number)).await.ok()?;
+            self.messages.send(PrefillQueueMessage::Ready(number)).await.ok()?;
         }
         computed.await.ok()
     }
@@ -122,7 +123,7 @@ impl PrefillQueue {
 
 /// How prompts share passes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Passes {
+pub(crate) struct PassLimits {
     /// Most tokens of one.
     pub(crate) chunk_tokens: usize,
     /// Whether one takes tokens of several prompts.
@@ -131,16 +132,16 @@ pub(crate) struct Passes {
 
 /// The prompts of one rank.
 #[derive(Default)]
-struct Prompts {
-    waiting: VecDeque<Waiting>,
-    running: Vec<Running>,
+struct PrefillBatch {
+    waiting: VecDeque<SimQueuedPrefill>,
+    running: Vec<RunningPrefill>,
 }
 
-impl Prompts {
-    fn take(&mut self, message: Message) {
+impl PrefillBatch {
+    fn apply(&mut self, message: PrefillQueueMessage) {
         match message {
-            Message::Add(waiting) => self.waiting.push_back(waiting),
-            Message::Ready(number) => {
+            PrefillQueueMessage::Add(waiting) => self.waiting.push_back(waiting),
+            PrefillQueueMessage::Ready(number) => {
                 if let Some(waiting) = self.waiting.iter_mut().find(|waiting| waiting.number == number) {
                     waiting.ready = true;
                 }
@@ -149,7 +150,7 @@ impl Prompts {
     }
 
     /// Lets prompts whose turn has come begin, as far as there is room in a pass.
-    fn admit(&mut self, passes: Passes) {
+    fn admit(&mut self, passes: PassLimits) {
         // Clients may have gone.
         self.running.retain(|running| !running.done.is_closed());
         self.waiting.retain(|waiting| !waiting.done.is_closed());
@@ -163,7 +164,7 @@ impl Prompts {
     }
 
     /// Takes up to `budget` tokens from the running prompts and says how long they take together.
-    fn pass(&mut self, mut budget: usize) -> Pass {
+    fn run_pass(&mut self, mut budget: usize) -> PassDuration {
         let mut duration = Duration::ZERO;
         let mut busy_s = 0.0;
         let mut base = Duration::ZERO;
@@ -189,13 +190,16 @@ impl Prompts {
             budget -= part;
         }
         let busy = Duration::try_from_secs_f64(busy_s + base_s).unwrap_or_default();
-        Pass { duration: duration + base, busy_us: u64::try_from(busy.as_micros()).unwrap_or(u64::MAX) }
+        PassDuration {
+            duration: duration + base,
+            busy_us: u64::try_from(busy.as_micros()).unwrap_or(u64::MAX),
+        }
     }
 
     /// Tells those whose prompt is computed.
-    fn tell(&mut self) {
+    fn notify_finished(&mut self) {
         for computed in self.running.extract_if(.., |running| running.left == 0) {
-            let Running { begun, done, .. } = computed;
+            let RunningPrefill { begun, done, .. } = computed;
             drop(begun.gauges);
             // The request may have gone meanwhile.
             let _ = done.send(begun.cached);
@@ -203,30 +207,34 @@ impl Prompts {
     }
 }
 
-async fn work(mut receiver: mpsc::Receiver<Message>, passes: Passes, stats: Arc<Stats>) {
-    let mut prompts = Prompts::default();
+async fn run_worker(
+    mut receiver: mpsc::Receiver<PrefillQueueMessage>,
+    passes: PassLimits,
+    stats: Arc<SimStatsRecorder>,
+) {
+    let mut prompts = PrefillBatch::default();
     let mut pacer = Pacer::start();
     loop {
         while let Ok(message) = receiver.try_recv() {
-            prompts.take(message);
+            prompts.apply(message);
         }
         prompts.admit(passes);
         if prompts.running.is_empty() {
             let Some(message) = receiver.recv().await else { return };
-            prompts.take(message);
+            prompts.apply(message);
             pacer = Pacer::start();
             continue;
         }
-        let pass = prompts.pass(passes.chunk_tokens);
+        let pass = prompts.run_pass(passes.chunk_tokens);
         pacer.wait(pass.duration).await;
-        stats.change(|stats| {
+        stats.update(|stats| {
             stats.prefill_busy_us = stats.prefill_busy_us.saturating_add(pass.busy_us);
         });
-        prompts.tell();
+        prompts.notify_finished();
     }
 }
 
-struct Pass {
+struct PassDuration {
     duration: Duration,
     busy_us: u64,
 }
@@ -236,27 +244,37 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::engine::ServiceModel;
+    use crate::engine::EngineTimeModel;
 
-    const PASSES: Passes = Passes { chunk_tokens: 8_192, packed: true };
+    const PASSES: PassLimits = PassLimits { chunk_tokens: 8_192, packed: true };
 
-    fn timing() -> Timing {
-        Timing::new(ServiceModel::default(), 1.0)
+    fn timing() -> ScaledTiming {
+        ScaledTiming::new(EngineTimeModel::default(), 1.0)
     }
 
-    fn begun(tokens: usize, device: usize) -> Begun {
-        Begun { tokens, cached: CachedTokens { device, ..CachedTokens::default() }, gauges: Vec::new() }
+    fn begun(tokens: usize, device: usize) -> PrefillStart {
+        PrefillStart {
+            tokens,
+            cached: CachedTokens { device, ..CachedTokens::default() },
+            gauges: Vec::new(),
+        }
     }
 
     /// Prompts that wait, each with its tokens and those of them on the device.
-    fn waiting(sizes: &[(usize, usize)]) -> (Prompts, Vec<oneshot::Receiver<CachedTokens>>) {
-        let mut prompts = Prompts::default();
+    fn waiting(sizes: &[(usize, usize)]) -> (PrefillBatch, Vec<oneshot::Receiver<CachedTokens>>) {
+        let mut prompts = PrefillBatch::default();
         let mut receivers = Vec::new();
         for (number, &(tokens, device)) in (0..).zip(sizes) {
             let (done, receiver) = oneshot::channel();
             receivers.push(receiver);
             let begin = Box::new(move || begun(tokens, device));
-            prompts.take(Message::Add(Waiting { number, ready: true, begin, timing: timing(), done }));
+            prompts.apply(PrefillQueueMessage::Add(SimQueuedPrefill {
+                number,
+                ready: true,
+                begin,
+                timing: timing(),
+                done,
+            }));
         }
         (prompts, receivers)
     }
@@ -268,7 +286,7 @@ mod tests {
         let mut total = Duration::ZERO;
         let mut passes = 0;
         while prompts.running[0].left > 0 {
-            total += prompts.pass(8_192).duration;
+            total += prompts.run_pass(8_192).duration;
             passes += 1;
         }
         let expected = 0.048 + 1.027e-4 * 20_000.0 + 7.19e-9 * 20_000.0 * (5_000.0 + 10_000.0);
@@ -280,24 +298,24 @@ mod tests {
     fn short_prompts_share_a_pass_and_its_base_cost() {
         let (mut prompts, _receivers) = waiting(&[(1_000, 0), (1_000, 0)]);
         prompts.admit(PASSES);
-        let pass = prompts.pass(8_192);
+        let pass = prompts.run_pass(8_192);
         let expected = 0.048 + 2.0 * (1.027e-4 * 1_000.0 + 7.19e-9 * 1_000.0 * 500.0);
         assert!((pass.duration.as_secs_f64() - expected).abs() < 1e-6);
         assert!(prompts.running.iter().all(|job| job.left == 0));
     }
 
     #[test]
-    fn unpacked_prompts_go_one_by_one_and_the_first_that_is_ready_first() {
-        let passes = Passes { packed: false, ..PASSES };
+    fn unpacked_prompts_run_singly_in_order_of_readiness() {
+        let passes = PassLimits { packed: false, ..PASSES };
         let (mut prompts, mut receivers) = waiting(&[(100, 0), (200, 0), (300, 0)]);
         prompts.waiting[0].ready = false;
         prompts.admit(passes);
         assert_eq!(prompts.running.iter().map(|job| job.left).collect::<Vec<_>>(), [200]);
-        prompts.take(Message::Ready(0));
+        prompts.apply(PrefillQueueMessage::Ready(0));
         prompts.admit(passes);
         assert_eq!(prompts.running.len(), 1, "the running one is not joined");
-        prompts.pass(8_192);
-        prompts.tell();
+        prompts.run_pass(8_192);
+        prompts.notify_finished();
         assert!(receivers[1].try_recv().is_ok() && receivers[2].try_recv().is_err());
         prompts.admit(passes);
         assert_eq!(prompts.running[0].left, 100);
@@ -305,8 +323,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn prompts_are_served_in_turn() {
-        let stats = Arc::new(Stats::new(1));
-        let passes = Passes { chunk_tokens: 1_000, packed: true };
+        let stats = Arc::new(SimStatsRecorder::new(1));
+        let passes = PassLimits { chunk_tokens: 1_000, packed: true };
         let (queue, worker) = PrefillQueue::new(passes, stats, CancellationToken::new());
         let timing = timing();
         let begin = Instant::now();
@@ -336,7 +354,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_fetches_is_overtaken() {
-        let stats = Arc::new(Stats::new(1));
+        let stats = Arc::new(SimStatsRecorder::new(1));
         let (queue, worker) = PrefillQueue::new(PASSES, stats, CancellationToken::new());
         let timing = timing();
         let begin = Instant::now();

@@ -8,47 +8,47 @@ use moongate_runtime::Supervisor;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use super::SimConfig;
-use super::cache::{Change, Kept, Level, PrefixCache};
-use super::events::{Prefix, Reporter};
-use super::prefill_queue::{Passes, PrefillQueue};
-use super::stats::Stats;
-use super::store::Written;
+use super::SimEngineOptions;
+use super::cache::{LocalCacheLevel, PageChange, PageOrigin, PrefixCache};
+use super::events::{KvEventReporter, PromptPrefix};
+use super::l3_store::WrittenPage;
+use super::prefill_queue::{PassLimits, PrefillQueue};
+use super::stats::SimStatsRecorder;
 
 /// Share of the host level beyond the device level that may be waited for at a time (SGLang's `prefetch_capacity_limit`).
-const FETCH_SHARE: f64 = 0.8;
+const PREFETCH_CAPACITY_SHARE: f64 = 0.8;
 
 /// One data-parallel rank.
 #[derive(Debug)]
-pub(crate) struct Rank {
+pub(crate) struct SimRank {
     pub(crate) cache: Mutex<PrefixCache>,
     /// Locked after the cache.
-    reporter: Option<Mutex<Reporter>>,
+    reporter: Option<Mutex<KvEventReporter>>,
     pub(crate) prefill: PrefillQueue,
-    pub(crate) network_card: tokio::sync::Mutex<()>,
+    pub(crate) nic_lock: tokio::sync::Mutex<()>,
     /// Tokens of the prompts whose pages are being fetched, and how many they may be.
-    fetching: Arc<AtomicU64>,
+    fetching_tokens: Arc<AtomicU64>,
     fetch_capacity: u64,
     pub(crate) batch: Arc<Semaphore>,
 }
 
-impl Rank {
+impl SimRank {
     /// Starts a rank's prefill queue.
     pub(crate) fn start(
-        config: &SimConfig,
-        reporter: Option<Reporter>,
-        stats: &Arc<Stats>,
+        config: &SimEngineOptions,
+        reporter: Option<KvEventReporter>,
+        stats: &Arc<SimStatsRecorder>,
         supervisor: &Supervisor,
     ) -> Self {
-        let passes = Passes { chunk_tokens: config.service.chunk_tokens, packed: config.packed };
+        let passes = PassLimits { chunk_tokens: config.service.chunk_tokens, packed: config.packed };
         let (prefill, worker) = PrefillQueue::new(passes, Arc::clone(stats), supervisor.token());
         supervisor.spawn("sim-engine-prefill", worker);
         Self {
             cache: Mutex::new(PrefixCache::new(config.device_tokens, config.host_tokens, config.page_size)),
             reporter: reporter.map(Mutex::new),
             prefill,
-            network_card: tokio::sync::Mutex::new(()),
-            fetching: Arc::default(),
+            nic_lock: tokio::sync::Mutex::new(()),
+            fetching_tokens: Arc::default(),
             fetch_capacity: fetch_capacity(config),
             batch: Arc::new(Semaphore::new(config.max_running.min(Semaphore::MAX_PERMITS))),
         }
@@ -56,15 +56,15 @@ impl Rank {
 
     /// Keeps a prefix, and tells of it. Answers the pages that go to the shared store: those that were new to the host level, or all
     /// if there is none.
-    pub(crate) fn keep(&self, prefix: &Prefix<'_>, how: &Kept) -> Vec<Written> {
+    pub(crate) fn insert(&self, prefix: &PromptPrefix<'_>, how: &PageOrigin) -> Vec<WrittenPage> {
         // Held while events are numbered, so that their order is that of the changes.
         let mut cache = self.cache.lock();
         let mut to_host = HashSet::new();
         let names = match &self.reporter {
-            Some(reporter) => reporter.lock().keep(&mut cache, prefix, how, &mut to_host),
+            Some(reporter) => reporter.lock().insert_and_publish(&mut cache, prefix, how, &mut to_host),
             None => {
-                cache.keep(prefix.chain.pages(), how, |level, change| {
-                    if let (Level::Host, Change::Added(page)) = (level, change) {
+                cache.insert(prefix.chain.pages(), how, |level, change| {
+                    if let (LocalCacheLevel::Host, PageChange::Added(page)) = (level, change) {
                         to_host.insert(page);
                     }
                 });
@@ -73,28 +73,28 @@ impl Rank {
         };
         let pages = prefix.chain.pages().iter().enumerate();
         let written = pages.filter(|(_, page)| !cache.has_host() || to_host.contains(*page));
-        written.map(|(at, page)| (*page, names.get(at).map(|name| name.key))).collect()
+        written.map(|(at, page)| (*page, names.get(at).map(|name| name.event_hash))).collect()
     }
 
     /// Takes note that a prompt with `tokens` to compute waits for its pages; `None` if too much does.
-    pub(crate) fn fetch(&self, tokens: usize) -> Option<Fetching> {
-        if self.fetching.load(Ordering::Relaxed) >= self.fetch_capacity {
+    pub(crate) fn try_reserve_fetch(&self, tokens: usize) -> Option<PrefetchPermit> {
+        if self.fetching_tokens.load(Ordering::Relaxed) >= self.fetch_capacity {
             return None;
         }
         let tokens = tokens as u64;
-        self.fetching.fetch_add(tokens, Ordering::Relaxed);
-        Some(Fetching { all: Arc::clone(&self.fetching), tokens })
+        self.fetching_tokens.fetch_add(tokens, Ordering::Relaxed);
+        Some(PrefetchPermit { total: Arc::clone(&self.fetching_tokens), tokens })
     }
 
     /// Empties the cache; `tell` says so.
-    pub(crate) fn clear(&self, tell: impl FnOnce(&mut Reporter)) {
+    pub(crate) fn clear(&self, tell: impl FnOnce(&mut KvEventReporter)) {
         let mut cache = self.cache.lock();
         cache.clear();
-        self.report(tell);
+        self.with_reporter(tell);
     }
 
     /// Changes how it tells, if it does.
-    pub(crate) fn report(&self, change: impl FnOnce(&mut Reporter)) {
+    pub(crate) fn with_reporter(&self, change: impl FnOnce(&mut KvEventReporter)) {
         if let Some(reporter) = &self.reporter {
             change(&mut reporter.lock());
         }
@@ -103,14 +103,14 @@ impl Rank {
 
 /// A prompt whose pages are being fetched, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Fetching {
-    all: Arc<AtomicU64>,
+pub(crate) struct PrefetchPermit {
+    total: Arc<AtomicU64>,
     tokens: u64,
 }
 
-impl Drop for Fetching {
+impl Drop for PrefetchPermit {
     fn drop(&mut self) {
-        self.all.fetch_sub(self.tokens, Ordering::Relaxed);
+        self.total.fetch_sub(self.tokens, Ordering::Relaxed);
     }
 }
 
@@ -121,9 +121,9 @@ impl Drop for Fetching {
     clippy::cast_sign_loss,
     reason = "token counts are far below 2^52"
 )]
-fn fetch_capacity(config: &SimConfig) -> u64 {
+fn fetch_capacity(config: &SimEngineOptions) -> u64 {
     if config.host_tokens == 0 {
         return u64::MAX;
     }
-    (config.host_tokens.saturating_sub(config.device_tokens) as f64 * FETCH_SHARE) as u64
+    (config.host_tokens.saturating_sub(config.device_tokens) as f64 * PREFETCH_CAPACITY_SHARE) as u64
 }

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use super::cache::CachedTokens;
 
 /// Most places that are kept at once.
-const MAX_PLACES: usize = 65_536;
+const MAX_ENTRIES: usize = 65_536;
 
 /// A prompt's key-value cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,7 +30,7 @@ pub(crate) struct KvOffer {
 
 /// What a decode engine asks for.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct KvAsk {
+pub(crate) struct KvPullRequest {
     /// The place.
     pub(crate) key: String,
     /// Data-parallel rank that is expected to hold it.
@@ -42,29 +42,29 @@ pub(crate) struct KvAsk {
 }
 
 #[derive(Debug, Default)]
-struct PlaceState {
-    takers: u32,
+struct RendezvousState {
+    waiting_pulls: u32,
     rank: Option<u32>,
     offer: Option<KvOffer>,
-    taken: bool,
+    pulled: bool,
     conflict: bool,
 }
 
 #[derive(Debug)]
-struct Entry {
-    state: Arc<watch::Sender<PlaceState>>,
+struct RendezvousEntry {
+    state: Arc<watch::Sender<RendezvousState>>,
     holders: usize,
 }
 
 /// The places of one prefill engine.
 #[derive(Debug, Default)]
-pub(crate) struct Places {
-    entries: Mutex<HashMap<String, Entry>>,
+pub(crate) struct RendezvousTable {
+    entries: Mutex<HashMap<String, RendezvousEntry>>,
 }
 
 /// Why a key-value cache could not be handed over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Missed {
+pub(crate) enum RendezvousError {
     /// Nobody came within the time.
     TimedOut,
     /// The decode engine expects the cache at another data-parallel rank.
@@ -75,44 +75,48 @@ pub(crate) enum Missed {
     Full,
 }
 
-impl Places {
-    fn enter(self: &Arc<Self>, key: &str) -> Option<Place> {
+impl RendezvousTable {
+    fn join(self: &Arc<Self>, key: &str) -> Option<RendezvousGuard> {
         let mut entries = self.entries.lock();
-        if entries.len() >= MAX_PLACES && !entries.contains_key(key) {
+        if entries.len() >= MAX_ENTRIES && !entries.contains_key(key) {
             return None;
         }
-        let entry = entries.entry(key.to_owned()).or_insert_with(|| Entry {
-            state: Arc::new(watch::Sender::new(PlaceState::default())),
+        let entry = entries.entry(key.to_owned()).or_insert_with(|| RendezvousEntry {
+            state: Arc::new(watch::Sender::new(RendezvousState::default())),
             holders: 0,
         });
         entry.holders += 1;
-        Some(Place {
+        Some(RendezvousGuard {
             places: Arc::clone(self),
             key: key.to_owned(),
             state: Arc::clone(&entry.state),
-            keeps: false,
+            is_prefill: false,
         })
     }
 
     /// The prefill side takes its place.
-    pub(crate) fn keep(self: &Arc<Self>, key: &str, rank: u32) -> Result<Place, Missed> {
-        let mut place = self.enter(key).ok_or(Missed::Full)?;
-        place.keeps = true;
+    pub(crate) fn register_prefill(
+        self: &Arc<Self>,
+        key: &str,
+        rank: u32,
+    ) -> Result<RendezvousGuard, RendezvousError> {
+        let mut place = self.join(key).ok_or(RendezvousError::Full)?;
+        place.is_prefill = true;
         place.state.send_modify(|state| state.rank = Some(rank));
         Ok(place)
     }
 
     /// The decode side waits for the cache. `transfer` says how long the bytes take.
-    pub(crate) async fn take(
+    pub(crate) async fn pull(
         self: &Arc<Self>,
-        ask: &KvAsk,
+        ask: &KvPullRequest,
         transfer: impl Fn(&KvOffer) -> Duration,
-    ) -> Result<KvOffer, Missed> {
+    ) -> Result<KvOffer, RendezvousError> {
         if !ask.wait && !self.entries.lock().contains_key(&ask.key) {
-            return Err(Missed::Unknown);
+            return Err(RendezvousError::Unknown);
         }
-        let place = self.enter(&ask.key).ok_or(Missed::Full)?;
-        let _waiting = Taker::new(&place.state);
+        let place = self.join(&ask.key).ok_or(RendezvousError::Full)?;
+        let _waiting = PullWaiterGuard::new(&place.state);
         loop {
             let offer = place.wait_for(|state| state.offer).await;
             // Read first: the guard of a borrow must not live while the state is changed.
@@ -121,13 +125,13 @@ impl Places {
                 && expected != actual
             {
                 place.state.send_modify(|state| state.conflict = true);
-                return Err(Missed::Conflict);
+                return Err(RendezvousError::Conflict);
             }
-            super::service::pause(transfer(&offer)).await;
+            super::timing::sleep_if_measurable(transfer(&offer)).await;
             let mut still_offered = false;
             place.state.send_modify(|state| {
                 still_offered = state.offer == Some(offer);
-                state.taken |= still_offered;
+                state.pulled |= still_offered;
             });
             // The prefill side may have gone in mid-transfer; then the wait begins again.
             if still_offered {
@@ -145,15 +149,15 @@ impl Places {
 
 /// A held place; it goes when both sides have left it.
 #[derive(Debug)]
-pub(crate) struct Place {
-    places: Arc<Places>,
+pub(crate) struct RendezvousGuard {
+    places: Arc<RendezvousTable>,
     key: String,
-    state: Arc<watch::Sender<PlaceState>>,
-    keeps: bool,
+    state: Arc<watch::Sender<RendezvousState>>,
+    is_prefill: bool,
 }
 
-impl Place {
-    async fn wait_for<T>(&self, mut found: impl FnMut(&PlaceState) -> Option<T>) -> T {
+impl RendezvousGuard {
+    async fn wait_for<T>(&self, mut found: impl FnMut(&RendezvousState) -> Option<T>) -> T {
         let mut receiver = self.state.subscribe();
         loop {
             if let Some(value) = found(&receiver.borrow_and_update()) {
@@ -167,31 +171,31 @@ impl Place {
     }
 
     /// Waits until the decode engine has come.
-    pub(crate) async fn decode_came(&self, timeout: Duration) -> Result<(), Missed> {
-        let came = self.wait_for(|state| (state.takers > 0).then_some(()));
-        tokio::time::timeout(timeout, came).await.map_err(|_| Missed::TimedOut)
+    pub(crate) async fn decode_arrived(&self, timeout: Duration) -> Result<(), RendezvousError> {
+        let came = self.wait_for(|state| (state.waiting_pulls > 0).then_some(()));
+        tokio::time::timeout(timeout, came).await.map_err(|_| RendezvousError::TimedOut)
     }
 
     /// Puts the cache where the decode engine can take it.
-    pub(crate) fn offer(&self, offer: KvOffer) {
+    pub(crate) fn publish(&self, offer: KvOffer) {
         self.state.send_modify(|state| state.offer = Some(offer));
     }
 
     /// Waits until the decode engine has it.
-    pub(crate) async fn taken(&self, timeout: Duration) -> Result<(), Missed> {
+    pub(crate) async fn pulled(&self, timeout: Duration) -> Result<(), RendezvousError> {
         let taken = self.wait_for(|state| {
             if state.conflict {
-                return Some(Err(Missed::Conflict));
+                return Some(Err(RendezvousError::Conflict));
             }
-            state.taken.then_some(Ok(()))
+            state.pulled.then_some(Ok(()))
         });
-        tokio::time::timeout(timeout, taken).await.unwrap_or(Err(Missed::TimedOut))
+        tokio::time::timeout(timeout, taken).await.unwrap_or(Err(RendezvousError::TimedOut))
     }
 }
 
-impl Drop for Place {
+impl Drop for RendezvousGuard {
     fn drop(&mut self) {
-        if self.keeps {
+        if self.is_prefill {
             self.state.send_modify(|state| {
                 state.offer = None;
                 state.rank = None;
@@ -208,18 +212,18 @@ impl Drop for Place {
 }
 
 /// Counts a waiting decode engine.
-struct Taker<'a>(&'a watch::Sender<PlaceState>);
+struct PullWaiterGuard<'a>(&'a watch::Sender<RendezvousState>);
 
-impl<'a> Taker<'a> {
-    fn new(state: &'a watch::Sender<PlaceState>) -> Self {
-        state.send_modify(|state| state.takers += 1);
+impl<'a> PullWaiterGuard<'a> {
+    fn new(state: &'a watch::Sender<RendezvousState>) -> Self {
+        state.send_modify(|state| state.waiting_pulls += 1);
         Self(state)
     }
 }
 
-impl Drop for Taker<'_> {
+impl Drop for PullWaiterGuard<'_> {
     fn drop(&mut self) {
-        self.0.send_modify(|state| state.takers -= 1);
+        self.0.send_modify(|state| state.waiting_pulls -= 1);
     }
 }
 
@@ -231,22 +235,22 @@ mod tests {
         KvOffer { fingerprint: 7, prompt_tokens: 3, cached: CachedTokens { device: 0, host: 0, storage: 0 } };
     const LONG: Duration = Duration::from_secs(60);
 
-    fn ask(key: &str, rank: Option<u32>, wait: bool) -> KvAsk {
-        KvAsk { key: key.to_owned(), rank, engine_id: None, wait }
+    fn ask(key: &str, rank: Option<u32>, wait: bool) -> KvPullRequest {
+        KvPullRequest { key: key.to_owned(), rank, engine_id: None, wait }
     }
 
     #[tokio::test]
     async fn both_orders_meet_and_nothing_is_left() {
-        let places = Arc::new(Places::default());
+        let places = Arc::new(RendezvousTable::default());
         for prefill_first in [true, false] {
             let prefill = async {
-                let place = places.keep("1", 0).expect("a place");
-                place.decode_came(LONG).await.expect("came");
-                place.offer(OFFER);
-                place.taken(LONG).await.expect("taken");
+                let place = places.register_prefill("1", 0).expect("a place");
+                place.decode_arrived(LONG).await.expect("came");
+                place.publish(OFFER);
+                place.pulled(LONG).await.expect("taken");
             };
             let ask = ask("1", None, true);
-            let decode = places.take(&ask, |_| Duration::ZERO);
+            let decode = places.pull(&ask, |_| Duration::ZERO);
             let taken =
                 if prefill_first { tokio::join!(prefill, decode).1 } else { tokio::join!(decode, prefill).0 };
             assert_eq!(taken, Ok(OFFER));
@@ -256,23 +260,29 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_lost_partner_leaves_the_other_waiting_until_its_timeout() {
-        let places = Arc::new(Places::default());
-        let place = places.keep("1", 0).expect("a place");
-        assert_eq!(place.decode_came(Duration::from_secs(300)).await, Err(Missed::TimedOut));
+        let places = Arc::new(RendezvousTable::default());
+        let place = places.register_prefill("1", 0).expect("a place");
+        assert_eq!(place.decode_arrived(Duration::from_secs(300)).await, Err(RendezvousError::TimedOut));
         drop(place);
         let ask = ask("1", None, true);
-        let waited = tokio::time::timeout(LONG, places.take(&ask, |_| Duration::ZERO)).await;
+        let waited = tokio::time::timeout(LONG, places.pull(&ask, |_| Duration::ZERO)).await;
         assert!(waited.is_err());
         assert_eq!(places.len(), 0);
     }
 
     #[tokio::test]
     async fn an_unknown_name_and_a_wrong_rank_are_refused() {
-        let places = Arc::new(Places::default());
-        assert_eq!(places.take(&ask("x", None, false), |_| Duration::ZERO).await, Err(Missed::Unknown));
-        let place = places.keep("1", 3).expect("a place");
-        place.offer(OFFER);
-        assert_eq!(places.take(&ask("1", Some(2), true), |_| Duration::ZERO).await, Err(Missed::Conflict));
-        assert_eq!(place.taken(LONG).await, Err(Missed::Conflict));
+        let places = Arc::new(RendezvousTable::default());
+        assert_eq!(
+            places.pull(&ask("x", None, false), |_| Duration::ZERO).await,
+            Err(RendezvousError::Unknown)
+        );
+        let place = places.register_prefill("1", 3).expect("a place");
+        place.publish(OFFER);
+        assert_eq!(
+            places.pull(&ask("1", Some(2), true), |_| Duration::ZERO).await,
+            Err(RendezvousError::Conflict)
+        );
+        assert_eq!(place.pulled(LONG).await, Err(RendezvousError::Conflict));
     }
 }

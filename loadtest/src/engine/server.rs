@@ -18,10 +18,10 @@ use parking_lot::Mutex;
 use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{Notify, watch};
 
-use super::config::SimError;
-use super::reply::Reply;
-use super::stats::Gauge;
-use super::{Engine, bootstrap, serve};
+use super::config::SimEngineError;
+use super::response::SimResponse;
+use super::stats::SimGaugeGuard;
+use super::{SimEngineState, bootstrap, serve};
 
 /// Bytes that no HTTP parser takes for an answer.
 const GARBAGE: &[u8] = b"\x00\xff\xfeSSH-2.0-not-http\r\n\x13\x37\r\n\r\n";
@@ -30,14 +30,14 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Which of an engine's two ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Port {
+pub(crate) enum SimEnginePort {
     Main,
     Bootstrap,
 }
 
 /// How a connection is to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Cut {
+pub(crate) enum ConnectionFaultKind {
     /// Closed as it is.
     Close,
     /// Closed after bytes that are not HTTP.
@@ -46,39 +46,44 @@ pub(crate) enum Cut {
 
 /// Ends the connection from inside a handler.
 #[derive(Debug, Default)]
-pub(crate) struct Scissors {
-    cut: Mutex<Option<Cut>>,
-    told: Notify,
+pub(crate) struct ConnectionFault {
+    kind: Mutex<Option<ConnectionFaultKind>>,
+    triggered: Notify,
 }
 
-impl Scissors {
+impl ConnectionFault {
     /// Ends the connection; the handler that calls it gets no further.
-    pub(crate) async fn cut(&self, how: Cut) -> Reply {
-        *self.cut.lock() = Some(how);
-        self.told.notify_one();
+    pub(crate) async fn trigger(&self, how: ConnectionFaultKind) -> SimResponse {
+        *self.kind.lock() = Some(how);
+        self.triggered.notify_one();
         std::future::pending().await
     }
 
-    async fn wait(&self) -> Cut {
+    async fn wait(&self) -> ConnectionFaultKind {
         loop {
-            self.told.notified().await;
-            if let Some(cut) = *self.cut.lock() {
+            self.triggered.notified().await;
+            if let Some(cut) = *self.kind.lock() {
                 return cut;
             }
         }
     }
 }
 
-pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener, SimError> {
-    TcpListener::bind(address).await.map_err(|source| SimError::Listen { address, source })
+pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener, SimEngineError> {
+    TcpListener::bind(address).await.map_err(|source| SimEngineError::Listen { address, source })
 }
 
-pub(crate) fn local_addr(listener: &TcpListener, address: SocketAddr) -> Result<SocketAddr, SimError> {
-    listener.local_addr().map_err(|source| SimError::Listen { address, source })
+pub(crate) fn local_addr(listener: &TcpListener, address: SocketAddr) -> Result<SocketAddr, SimEngineError> {
+    listener.local_addr().map_err(|source| SimEngineError::Listen { address, source })
 }
 
 /// Serves a port until the engine stops.
-pub(crate) fn serve(engine: &Arc<Engine>, listener: TcpListener, address: SocketAddr, port: Port) {
+pub(crate) fn serve(
+    engine: &Arc<SimEngineState>,
+    listener: TcpListener,
+    address: SocketAddr,
+    port: SimEnginePort,
+) {
     let (engine, stop) = (Arc::clone(engine), engine.supervisor.token());
     engine.clone().supervisor.spawn("sim-engine-listener", async move {
         tokio::select! {
@@ -88,8 +93,8 @@ pub(crate) fn serve(engine: &Arc<Engine>, listener: TcpListener, address: Socket
     });
 }
 
-async fn listen(engine: Arc<Engine>, first: TcpListener, address: SocketAddr, port: Port) {
-    let mut refusing = engine.refusing.subscribe();
+async fn listen(engine: Arc<SimEngineState>, first: TcpListener, address: SocketAddr, port: SimEnginePort) {
+    let mut refusing = engine.refuse_connections.subscribe();
     let mut listener = Some(first);
     loop {
         if *refusing.borrow_and_update() {
@@ -125,7 +130,7 @@ async fn listen(engine: Arc<Engine>, first: TcpListener, address: SocketAddr, po
     }
 }
 
-fn start_connection(engine: &Arc<Engine>, stream: TcpStream, port: Port) {
+fn start_connection(engine: &Arc<SimEngineState>, stream: TcpStream, port: SimEnginePort) {
     // Tokens go out one by one; without this they would wait for acknowledgements.
     let _ = stream.set_nodelay(true);
     let connection = connection(Arc::clone(engine), stream, port);
@@ -138,22 +143,22 @@ fn start_connection(engine: &Arc<Engine>, stream: TcpStream, port: Port) {
     });
 }
 
-async fn connection(engine: Arc<Engine>, stream: TcpStream, port: Port) {
-    let _open = (port == Port::Main).then(|| {
-        Gauge::new(&engine.stats, 1, |stats, by| {
+async fn connection(engine: Arc<SimEngineState>, stream: TcpStream, port: SimEnginePort) {
+    let _open = (port == SimEnginePort::Main).then(|| {
+        SimGaugeGuard::new(&engine.stats, 1, |stats, by| {
             stats.open_connections = stats.open_connections.saturating_add_signed(by);
         })
     });
-    let scissors = Arc::new(Scissors::default());
+    let scissors = Arc::new(ConnectionFault::default());
     let service = service_fn({
         let (engine, scissors) = (Arc::clone(&engine), Arc::clone(&scissors));
-        move |request: Request<Incoming>| answer(Arc::clone(&engine), Arc::clone(&scissors), port, request)
+        move |request: Request<Incoming>| respond(Arc::clone(&engine), Arc::clone(&scissors), port, request)
     });
     let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .keep_alive(true)
         .serve_connection(TokioIo::new(stream), service);
-    let mut refusing = engine.refusing.subscribe();
+    let mut refusing = engine.refuse_connections.subscribe();
     let cut = tokio::select! {
         served = &mut connection => {
             if let Err(error) = served {
@@ -166,8 +171,8 @@ async fn connection(engine: Arc<Engine>, stream: TcpStream, port: Port) {
     };
     let mut stream = connection.into_parts().io.into_inner();
     match cut {
-        Some(Cut::Close) => {}
-        Some(Cut::Garbage) => {
+        Some(ConnectionFaultKind::Close) => {}
+        Some(ConnectionFaultKind::Garbage) => {
             // A client that is gone has nothing to misread.
             let _ = stream.write_all(GARBAGE).await;
             let _ = stream.shutdown().await;
@@ -185,20 +190,20 @@ async fn until_refusing(refusing: &mut watch::Receiver<bool>) {
     }
 }
 
-async fn answer(
-    engine: Arc<Engine>,
-    scissors: Arc<Scissors>,
-    port: Port,
+async fn respond(
+    engine: Arc<SimEngineState>,
+    scissors: Arc<ConnectionFault>,
+    port: SimEnginePort,
     request: Request<Incoming>,
-) -> Result<Reply, Infallible> {
+) -> Result<SimResponse, Infallible> {
     let reply = match port {
-        Port::Main => serve::handle(&engine, &scissors, request).await,
-        Port::Bootstrap => bootstrap::handle(&engine, request).await,
+        SimEnginePort::Main => serve::handle(&engine, &scissors, request).await,
+        SimEnginePort::Bootstrap => bootstrap::handle(&engine, request).await,
     };
     Ok(with_server_name(&engine, reply))
 }
 
-fn with_server_name(engine: &Engine, mut reply: Reply) -> Reply {
+fn with_server_name(engine: &SimEngineState, mut reply: SimResponse) -> SimResponse {
     // Both engines run under uvicorn.
     reply.headers_mut().insert(http::header::SERVER, http::HeaderValue::from_static("uvicorn"));
     if engine.supervisor.token().is_cancelled() {

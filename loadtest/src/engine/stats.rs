@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 /// Most aborts whose time is remembered.
-const MAX_ABORTS_KEPT: usize = 1_024;
+const MAX_RECORDED_ABORTS: usize = 1_024;
 /// Most requests that are kept for inspection.
-pub(crate) const MAX_REQUESTS_KEPT: usize = 64;
+pub(crate) const MAX_RECORDED_REQUESTS: usize = 64;
 /// Most bytes of request bodies that are kept for inspection.
-const MAX_REQUEST_BYTES_KEPT: usize = 16 * 1024 * 1024;
+const MAX_RECORDED_BODY_BYTES: usize = 16 * 1024 * 1024;
 
 /// Why a request ended early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -123,22 +123,22 @@ pub struct RecordedRequest {
 
 /// The engine's own copy of its counters. Every change wakes those who wait for one.
 #[derive(Debug)]
-pub(crate) struct Stats {
+pub(crate) struct SimStatsRecorder {
     current: watch::Sender<SimStats>,
-    last: Mutex<VecDeque<RecordedRequest>>,
+    recent_requests: Mutex<VecDeque<RecordedRequest>>,
 }
 
-impl Stats {
+impl SimStatsRecorder {
     pub(crate) fn new(dp_size: u32) -> Self {
         let first = SimStats { by_dp_rank: vec![0; dp_size as usize], ..SimStats::default() };
-        Self { current: watch::Sender::new(first), last: Mutex::new(VecDeque::new()) }
+        Self { current: watch::Sender::new(first), recent_requests: Mutex::new(VecDeque::new()) }
     }
 
     pub(crate) fn snapshot(&self) -> SimStats {
         self.current.borrow().clone()
     }
 
-    pub(crate) fn change(&self, change: impl FnOnce(&mut SimStats)) {
+    pub(crate) fn update(&self, change: impl FnOnce(&mut SimStats)) {
         self.current.send_modify(change);
     }
 
@@ -160,12 +160,12 @@ impl Stats {
 
     pub(crate) fn abort(&self, kind: AbortKind, rid: &str) {
         let event = AbortEvent { kind, rid: rid.to_owned(), at_unix_ms: unix_ms() };
-        self.change(|stats| {
+        self.update(|stats| {
             match kind {
                 AbortKind::Disconnect => stats.aborted_by_disconnect += 1,
                 AbortKind::Rid => stats.aborted_by_rid += 1,
             }
-            if stats.aborts.len() == MAX_ABORTS_KEPT {
+            if stats.aborts.len() == MAX_RECORDED_ABORTS {
                 stats.aborts.pop_front();
             }
             stats.aborts.push_back(event);
@@ -173,43 +173,43 @@ impl Stats {
     }
 
     pub(crate) fn record(&self, request: RecordedRequest) {
-        let mut last = self.last.lock();
+        let mut last = self.recent_requests.lock();
         last.push_back(request);
         let mut bytes: usize = last.iter().map(|kept| kept.body.len()).sum();
-        while last.len() > MAX_REQUESTS_KEPT || (bytes > MAX_REQUEST_BYTES_KEPT && last.len() > 1) {
+        while last.len() > MAX_RECORDED_REQUESTS || (bytes > MAX_RECORDED_BODY_BYTES && last.len() > 1) {
             bytes -= last.pop_front().map_or(0, |dropped| dropped.body.len());
         }
     }
 
     /// The latest requests, oldest first.
-    pub(crate) fn last(&self, count: usize) -> Vec<RecordedRequest> {
-        let last = self.last.lock();
+    pub(crate) fn recent_requests(&self, count: usize) -> Vec<RecordedRequest> {
+        let last = self.recent_requests.lock();
         last.iter().skip(last.len().saturating_sub(count)).cloned().collect()
     }
 }
 
 /// Adds an amount to one gauge.
-type AddTo = fn(&mut SimStats, i64);
+type GaugeUpdate = fn(&mut SimStats, i64);
 
 /// Adds to a gauge and takes it away again when dropped.
-pub(crate) struct Gauge {
-    stats: Arc<Stats>,
-    add: AddTo,
+pub(crate) struct SimGaugeGuard {
+    stats: Arc<SimStatsRecorder>,
+    add: GaugeUpdate,
     amount: i64,
 }
 
-impl Gauge {
-    pub(crate) fn new(stats: &Arc<Stats>, amount: usize, add: AddTo) -> Self {
+impl SimGaugeGuard {
+    pub(crate) fn new(stats: &Arc<SimStatsRecorder>, amount: usize, add: GaugeUpdate) -> Self {
         let amount = i64::try_from(amount).unwrap_or(i64::MAX);
-        stats.change(|stats| add(stats, amount));
+        stats.update(|stats| add(stats, amount));
         Self { stats: Arc::clone(stats), add, amount }
     }
 }
 
-impl Drop for Gauge {
+impl Drop for SimGaugeGuard {
     fn drop(&mut self) {
         let (add, amount) = (self.add, self.amount);
-        self.stats.change(|stats| add(stats, -amount));
+        self.stats.update(|stats| add(stats, -amount));
     }
 }
 

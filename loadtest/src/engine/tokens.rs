@@ -14,13 +14,13 @@ const MESSAGE_START: u32 = 151_644;
 /// End of a chat message.
 const MESSAGE_END: u32 = 151_645;
 /// Number of different output tokens: three lower-case letters.
-const WORDS: u64 = 26 * 26 * 26;
+const OUTPUT_VOCABULARY: u64 = 26 * 26 * 26;
 
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+const GOLDEN_GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Finaliser of SplitMix64: every input bit moves every output bit.
-pub(crate) const fn scramble(value: u64) -> u64 {
-    let mut z = value.wrapping_add(GOLDEN);
+pub(crate) const fn splitmix64(value: u64) -> u64 {
+    let mut z = value.wrapping_add(GOLDEN_GAMMA);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
@@ -28,7 +28,7 @@ pub(crate) const fn scramble(value: u64) -> u64 {
 
 /// Combines two values; the order counts.
 pub(crate) const fn mix(left: u64, right: u64) -> u64 {
-    scramble(left ^ scramble(right))
+    splitmix64(left ^ splitmix64(right))
 }
 
 /// Hash of some bytes.
@@ -83,7 +83,7 @@ pub(crate) fn push_generation_prompt(tokens: &mut Vec<u32>, role: &str) {
 ///
 /// A page's hash covers everything before it too, so equal hashes mean equal prefixes.
 #[derive(Debug, Clone)]
-pub(crate) struct PageChain {
+pub(crate) struct PageHashChain {
     lanes: [u64; 2],
     page_size: usize,
     length: usize,
@@ -91,8 +91,8 @@ pub(crate) struct PageChain {
     pages: Vec<u128>,
 }
 
-impl PageChain {
-    /// An empty chain. `salt` separates caches (tenants); it does not change [`PageChain::fingerprint`].
+impl PageHashChain {
+    /// An empty chain. `salt` separates caches (tenants); it does not change [`PageHashChain::fingerprint`].
     pub(crate) fn new(page_size: usize, salt: u64) -> Self {
         Self { lanes: [1, 2], page_size: page_size.max(1), length: 0, salt, pages: Vec::new() }
     }
@@ -134,21 +134,21 @@ impl PageChain {
 
 /// What the model says after a prompt with this fingerprint, for the `choice`-th of `n` answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Voice(u64);
+pub(crate) struct TokenGenerator(u64);
 
-impl Voice {
+impl TokenGenerator {
     pub(crate) fn new(fingerprint: u64, choice: u32) -> Self {
         if choice == 0 { Self(fingerprint) } else { Self(mix(fingerprint, u64::from(choice))) }
     }
 
     /// The voice of an engine that decodes with another prompt's key-value cache: fluent, and wrong.
-    pub(crate) fn confused(own: u64, received: u64, choice: u32) -> Self {
+    pub(crate) fn with_wrong_cache(own: u64, received: u64, choice: u32) -> Self {
         Self::new(mix(own, received), choice)
     }
 
     /// Text of the output token at `index`.
-    pub(crate) fn word(self, index: u64) -> String {
-        word(mix(self.0, index))
+    pub(crate) fn token_text(self, index: u64) -> String {
+        token_text(mix(self.0, index))
     }
 
     /// How many tokens the model says when nothing limits it.
@@ -160,8 +160,8 @@ impl Voice {
 
 /// A four-byte word chosen by `seed`: one token as output and one token as input.
 #[must_use]
-pub fn word(seed: u64) -> String {
-    let mut rest = seed % WORDS;
+pub fn token_text(seed: u64) -> String {
+    let mut rest = seed % OUTPUT_VOCABULARY;
     let mut text = String::with_capacity(BYTES_PER_TOKEN);
     text.push(' ');
     for _ in 0..3 {
@@ -184,9 +184,9 @@ mod tests {
 
     #[test]
     fn an_output_word_is_one_input_token() {
-        let voice = Voice::new(7, 0);
-        let said: String = (0..5).map(|index| voice.word(index)).collect();
-        let expected: Vec<u32> = (0..5).map(|index| token_of(&voice.word(index))).collect();
+        let voice = TokenGenerator::new(7, 0);
+        let said: String = (0..5).map(|index| voice.token_text(index)).collect();
+        let expected: Vec<u32> = (0..5).map(|index| token_of(&voice.token_text(index))).collect();
         assert_eq!(tokens_of_text(&said), expected);
     }
 
@@ -203,16 +203,16 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_depends_on_every_prompt_token_and_the_salt_only_on_the_cache() {
+    fn every_prompt_token_changes_output_and_salt_changes_cache() {
         let tokens: Vec<u32> = (0..100).collect();
-        let chain = PageChain::of(&tokens, 16, 0);
-        let salted = PageChain::of(&tokens, 16, 9);
+        let chain = PageHashChain::of(&tokens, 16, 0);
+        let salted = PageHashChain::of(&tokens, 16, 9);
         assert_eq!(chain.fingerprint(), salted.fingerprint());
         assert_ne!(chain.pages()[0], salted.pages()[0]);
         for changed in 0..100 {
             let mut other = tokens.clone();
             other[changed] += 1;
-            assert_ne!(PageChain::of(&other, 16, 0).fingerprint(), chain.fingerprint());
+            assert_ne!(PageHashChain::of(&other, 16, 0).fingerprint(), chain.fingerprint());
         }
     }
 
@@ -227,8 +227,8 @@ mod tests {
 
         #[test]
         fn equal_pages_mean_equal_prefixes(left in prop::collection::vec(0_u32..3, 0..40), right in prop::collection::vec(0_u32..3, 0..40)) {
-            let a = PageChain::of(&left, 4, 0);
-            let b = PageChain::of(&right, 4, 0);
+            let a = PageHashChain::of(&left, 4, 0);
+            let b = PageHashChain::of(&right, 4, 0);
             for (index, (x, y)) in a.pages().iter().zip(b.pages()).enumerate() {
                 let end = (index + 1) * 4;
                 prop_assert_eq!(x == y, left[..end] == right[..end]);

@@ -4,20 +4,20 @@ use std::collections::VecDeque;
 
 use serde_json::{Map, Value};
 
-use super::tokens::{BYTES_PER_TOKEN, Voice};
+use super::tokens::{BYTES_PER_TOKEN, TokenGenerator};
 
 /// Text in the last user message that makes the model call a tool.
-pub(crate) const TRIGGER: &str = "call_tool";
+pub(crate) const TOOL_CALL_TRIGGER: &str = "call_tool";
 
 /// A tool call the model is going to make.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct ToolPlan {
+pub(crate) struct SimToolCall {
     /// Function to call.
     pub(crate) name: String,
     parameters: Value,
 }
 
-impl ToolPlan {
+impl SimToolCall {
     /// The tool call that a chat request leads to: forced by `tool_choice`, or asked for by the last user message.
     pub(crate) fn of(body: &Map<String, Value>, last_user_text: &str) -> Option<Self> {
         let tools = body.get("tools")?.as_array()?;
@@ -27,7 +27,7 @@ impl ToolPlan {
         }
         let forced_name = choice.and_then(|choice| choice.pointer("/function/name")).and_then(Value::as_str);
         let forced = forced_name.is_some() || choice.and_then(Value::as_str) == Some("required");
-        if !forced && !last_user_text.contains(TRIGGER) {
+        if !forced && !last_user_text.contains(TOOL_CALL_TRIGGER) {
             return None;
         }
         let functions: Vec<&Value> = tools.iter().filter_map(|tool| tool.get("function")).collect();
@@ -41,11 +41,11 @@ impl ToolPlan {
     }
 
     /// The arguments, as JSON text.
-    pub(crate) fn arguments(&self, voice: Voice) -> String {
+    pub(crate) fn arguments(&self, voice: TokenGenerator) -> String {
         let mut arguments = Map::new();
         let properties = self.parameters.get("properties").and_then(Value::as_object);
         for (index, (name, schema)) in properties.into_iter().flatten().enumerate() {
-            let word = voice.word(index as u64);
+            let word = voice.token_text(index as u64);
             let value = match schema.get("type").and_then(Value::as_str) {
                 Some("integer" | "number") => Value::from(word.bytes().map(u64::from).sum::<u64>()),
                 Some("boolean") => Value::Bool(word.len() == BYTES_PER_TOKEN),
@@ -62,7 +62,7 @@ impl ToolPlan {
     }
 
     /// The arguments in pieces of a token.
-    pub(crate) fn pieces(&self, voice: Voice) -> VecDeque<String> {
+    pub(crate) fn argument_tokens(&self, voice: TokenGenerator) -> VecDeque<String> {
         let characters: Vec<char> = self.arguments(voice).chars().collect();
         characters.chunks(BYTES_PER_TOKEN).map(|piece| piece.iter().collect()).collect()
     }
@@ -84,18 +84,18 @@ mod tests {
 
     #[test]
     fn a_tool_is_called_when_forced_or_asked_for() {
-        let voice = Voice::new(1, 0);
+        let voice = TokenGenerator::new(1, 0);
         let named = json!({"type": "function", "function": {"name": "weather"}});
-        let plan = ToolPlan::of(&body(&named), "hi").expect("forced");
+        let plan = SimToolCall::of(&body(&named), "hi").expect("forced");
         let arguments: Value = serde_json::from_str(&plan.arguments(voice)).expect("JSON");
         assert!(arguments["city"].is_string() && arguments["days"].is_u64());
-        assert_eq!(plan.pieces(voice).into_iter().collect::<String>(), plan.arguments(voice));
+        assert_eq!(plan.argument_tokens(voice).into_iter().collect::<String>(), plan.arguments(voice));
         assert_eq!(
-            ToolPlan::of(&body(&json!("required")), "hi").map(|plan| plan.name),
+            SimToolCall::of(&body(&json!("required")), "hi").map(|plan| plan.name),
             Some("first".to_owned())
         );
-        assert!(ToolPlan::of(&body(&json!("auto")), "hi").is_none());
-        assert!(ToolPlan::of(&body(&json!("auto")), "please call_tool").is_some());
-        assert!(ToolPlan::of(&body(&json!("none")), "call_tool").is_none());
+        assert!(SimToolCall::of(&body(&json!("auto")), "hi").is_none());
+        assert!(SimToolCall::of(&body(&json!("auto")), "please call_tool").is_some());
+        assert!(SimToolCall::of(&body(&json!("none")), "call_tool").is_none());
     }
 }

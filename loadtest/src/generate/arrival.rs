@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::prompt::{prompt_of_row, unique_prompt};
-use super::trace::{TraceError, TraceRow, read_trace};
+use super::trace::{TraceFileError, TraceRow, read_trace};
 use crate::engine::tokens::mix;
 
 /// One request to send.
@@ -18,11 +18,11 @@ pub struct Arrival {
     pub input_tokens: usize,
     /// Tokens to ask for.
     pub output_tokens: u32,
-    shape: Shape,
+    prompt: ArrivalPrompt,
 }
 
 #[derive(Debug, Clone)]
-enum Shape {
+enum ArrivalPrompt {
     Unique { seed: u64 },
     Row { row: TraceRow, seed: u64 },
 }
@@ -31,16 +31,16 @@ impl Arrival {
     /// The prompt. Made when it is sent, so that waiting requests take no memory.
     #[must_use]
     pub fn prompt(&self) -> String {
-        match &self.shape {
-            Shape::Unique { seed } => unique_prompt(self.input_tokens, *seed),
-            Shape::Row { row, seed } => prompt_of_row(row, *seed),
+        match &self.prompt {
+            ArrivalPrompt::Unique { seed } => unique_prompt(self.input_tokens, *seed),
+            ArrivalPrompt::Row { row, seed } => prompt_of_row(row, *seed),
         }
     }
 }
 
 /// A sequence of arrivals.
 #[derive(Debug)]
-pub enum Arrivals {
+pub enum ArrivalProcess {
     /// Independent arrivals at a mean rate (Poisson).
     Rate {
         /// Source of the gaps.
@@ -69,7 +69,7 @@ pub enum Arrivals {
     },
 }
 
-impl Arrivals {
+impl ArrivalProcess {
     /// Poisson arrivals.
     #[must_use]
     pub fn at_rate(per_second: f64, input_tokens: usize, output_tokens: u32, seed: u64) -> Self {
@@ -81,7 +81,12 @@ impl Arrivals {
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn of_trace(path: &Path, speed: f64, seed: u64, limit: Option<usize>) -> Result<Self, TraceError> {
+    pub fn of_trace(
+        path: &Path,
+        speed: f64,
+        seed: u64,
+        limit: Option<usize>,
+    ) -> Result<Self, TraceFileError> {
         let rows = read_trace(path, limit)?.into_iter().enumerate();
         Ok(Self::Trace { rows, speed, seed })
     }
@@ -96,7 +101,7 @@ impl Arrivals {
     }
 }
 
-impl Iterator for Arrivals {
+impl Iterator for ArrivalProcess {
     type Item = Arrival;
 
     fn next(&mut self) -> Option<Arrival> {
@@ -113,7 +118,7 @@ impl Iterator for Arrivals {
                     number,
                     input_tokens: *input_tokens,
                     output_tokens: *output_tokens,
-                    shape: Shape::Unique { seed: mix(*seed, number) },
+                    prompt: ArrivalPrompt::Unique { seed: mix(*seed, number) },
                 })
             }
             Self::Trace { rows, speed, seed } => {
@@ -124,7 +129,7 @@ impl Iterator for Arrivals {
                     number,
                     input_tokens: row.input_tokens,
                     output_tokens: row.output_tokens.max(1),
-                    shape: Shape::Row { row, seed: mix(*seed, number) },
+                    prompt: ArrivalPrompt::Row { row, seed: mix(*seed, number) },
                 })
             }
         }
@@ -137,12 +142,12 @@ mod tests {
 
     #[test]
     fn a_rate_is_met_on_average_and_repeats_with_its_seed() {
-        let last = Arrivals::at_rate(50.0, 10, 1, 7).nth(10_000).expect("endless").at.as_secs_f64();
+        let last = ArrivalProcess::at_rate(50.0, 10, 1, 7).nth(10_000).expect("endless").at.as_secs_f64();
         assert!((190.0..210.0).contains(&last), "10000 arrivals at 50/s took {last} s");
-        let again = Arrivals::at_rate(50.0, 10, 1, 7).nth(10_000).expect("endless");
+        let again = ArrivalProcess::at_rate(50.0, 10, 1, 7).nth(10_000).expect("endless");
         assert!((again.at.as_secs_f64() - last).abs() < f64::EPSILON);
         let prompts: Vec<String> =
-            Arrivals::at_rate(50.0, 10, 1, 7).take(2).map(|next| next.prompt()).collect();
+            ArrivalProcess::at_rate(50.0, 10, 1, 7).take(2).map(|next| next.prompt()).collect();
         assert_ne!(prompts[0], prompts[1]);
     }
 }

@@ -7,7 +7,7 @@ use http::header::CONTENT_TYPE;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::record::{Failure, Outcome};
+use super::measurements::{RequestFailure, RequestMeasurement};
 
 /// Longest event that is read.
 const MAX_EVENT_BYTES: usize = 16 * 1024 * 1024;
@@ -16,7 +16,7 @@ const EXAMPLE_BYTES: usize = 300;
 
 /// Which interface is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum TargetApi {
+pub enum LoadTargetApi {
     /// `/v1/chat/completions`
     Chat,
     /// `/v1/completions`
@@ -25,42 +25,42 @@ pub enum TargetApi {
 
 /// Where requests go.
 #[derive(Debug, Clone)]
-pub struct Target {
+pub struct LoadTarget {
     /// Client with its connections.
     pub client: reqwest::Client,
     /// `http://host:port`, without a path.
-    pub base: String,
+    pub base_url: String,
     /// Which interface.
-    pub api: TargetApi,
+    pub api: LoadTargetApi,
     /// Model name to ask for.
     pub model: String,
     /// Longest time without a byte.
-    pub silence: Duration,
+    pub idle_timeout: Duration,
 }
 
 #[derive(Deserialize)]
-struct Event<'a> {
+struct CompletionEvent<'a> {
     #[serde(default)]
-    choices: Vec<Choice>,
-    usage: Option<Usage>,
+    choices: Vec<EventChoice>,
+    usage: Option<EventUsage>,
     #[serde(borrow)]
     error: Option<&'a serde_json::value::RawValue>,
 }
 
 #[derive(Deserialize)]
-struct Choice {
-    delta: Option<Delta>,
+struct EventChoice {
+    delta: Option<ChoiceDelta>,
     text: Option<String>,
 }
 
 #[derive(Deserialize)]
-struct Delta {
+struct ChoiceDelta {
     content: Option<String>,
     reasoning_content: Option<String>,
     tool_calls: Option<serde::de::IgnoredAny>,
 }
 
-impl Choice {
+impl EventChoice {
     fn has_content(&self) -> bool {
         let filled = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
         filled(&self.text)
@@ -71,40 +71,40 @@ impl Choice {
 }
 
 #[derive(Deserialize)]
-struct Usage {
+struct EventUsage {
     #[serde(default)]
     prompt_tokens: u64,
     #[serde(default)]
     completion_tokens: u64,
-    prompt_tokens_details: Option<PromptDetails>,
+    prompt_tokens_details: Option<PromptTokensDetails>,
 }
 
 #[derive(Deserialize)]
-struct PromptDetails {
+struct PromptTokensDetails {
     cached_tokens: Option<u64>,
 }
 
-fn failure(kind: impl Into<String>, detail: impl Into<String>) -> Failure {
+fn failure(kind: impl Into<String>, detail: impl Into<String>) -> RequestFailure {
     let mut detail = detail.into();
     let mut cut = detail.len().min(EXAMPLE_BYTES);
     while !detail.is_char_boundary(cut) {
         cut -= 1;
     }
     detail.truncate(cut);
-    Failure { kind: kind.into(), detail }
+    RequestFailure { kind: kind.into(), detail }
 }
 
-impl Target {
+impl LoadTarget {
     /// Sends one request and reads its stream.
     ///
     /// # Errors
     /// The request was not answered in full: refused, an error status or event, or a stream without its end.
-    pub async fn send(&self, prompt: &str, output_tokens: u32) -> Result<Outcome, Failure> {
+    pub async fn send(&self, prompt: &str, output_tokens: u32) -> Result<RequestMeasurement, RequestFailure> {
         let (path, prompt_member) = match self.api {
-            TargetApi::Chat => ("chat/completions", json!([{"role": "user", "content": prompt}])),
-            TargetApi::Completions => ("completions", json!(prompt)),
+            LoadTargetApi::Chat => ("chat/completions", json!([{"role": "user", "content": prompt}])),
+            LoadTargetApi::Completions => ("completions", json!(prompt)),
         };
-        let name = if self.api == TargetApi::Chat { "messages" } else { "prompt" };
+        let name = if self.api == LoadTargetApi::Chat { "messages" } else { "prompt" };
         let body = json!({
             "model": self.model, name: prompt_member, "max_tokens": output_tokens, "stream": true,
             "stream_options": {"include_usage": true}, "temperature": 0, "ignore_eos": true,
@@ -115,29 +115,40 @@ impl Target {
     /// Sends a body that asks for a stream to a path below `/v1/`, and reads the stream.
     ///
     /// # Errors
-    /// As [`Target::send`].
-    pub async fn post(&self, path: &str, body: Vec<u8>) -> Result<Outcome, Failure> {
+    /// As [`LoadTarget::send`].
+    pub async fn post(&self, path: &str, body: Vec<u8>) -> Result<RequestMeasurement, RequestFailure> {
         let begin = Instant::now();
         let request =
-            self.client.post(format!("{}/v1/{path}", self.base)).header(CONTENT_TYPE, "application/json");
+            self.client.post(format!("{}/v1/{path}", self.base_url)).header(CONTENT_TYPE, "application/json");
         let sending = request.body(body).send();
-        let answer = tokio::time::timeout(self.silence, sending)
+        let answer = tokio::time::timeout(self.idle_timeout, sending)
             .await
-            .map_err(|_| failure("timeout", format!("no answer within {:?}", self.silence)))?
+            .map_err(|_| failure("timeout", format!("no answer within {:?}", self.idle_timeout)))?
             .map_err(|error| network_failure(&error))?;
         let status = answer.status();
         if !status.is_success() {
             let text = answer.text().await.unwrap_or_default();
             return Err(failure(format!("status {}", status.as_u16()), text));
         }
-        let mut reader = Reader { begin, last: None, outcome: Outcome::default(), events: 0, done: false };
+        let mut reader = MeasuringReader {
+            begin,
+            last: None,
+            outcome: RequestMeasurement::default(),
+            events: 0,
+            done: false,
+        };
         let mut chunks = answer.bytes_stream();
         let mut buffer = Vec::new();
-        while let Some(chunk) = tokio::time::timeout(self.silence, chunks.next()).await.map_err(|_| {
-            failure("silence", format!("nothing for {:?} after {} events", self.silence, reader.events))
-        })? {
+        while let Some(chunk) =
+            tokio::time::timeout(self.idle_timeout, chunks.next()).await.map_err(|_| {
+                failure(
+                    "silence",
+                    format!("nothing for {:?} after {} events", self.idle_timeout, reader.events),
+                )
+            })?
+        {
             let chunk = chunk.map_err(|error| {
-                failure("broken stream", format!("after {} events: {}", reader.events, chain(&error)))
+                failure("broken stream", format!("after {} events: {}", reader.events, error_chain(&error)))
             })?;
             buffer.extend_from_slice(&chunk);
             reader.read_events(&mut buffer)?;
@@ -149,7 +160,7 @@ impl Target {
     }
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
@@ -160,21 +171,21 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-fn network_failure(error: &reqwest::Error) -> Failure {
+fn network_failure(error: &reqwest::Error) -> RequestFailure {
     let kind = if error.is_connect() { "connect" } else { "no answer" };
-    failure(kind, chain(error))
+    failure(kind, error_chain(error))
 }
 
-struct Reader {
+struct MeasuringReader {
     begin: Instant,
     last: Option<Instant>,
-    outcome: Outcome,
+    outcome: RequestMeasurement,
     events: u64,
     done: bool,
 }
 
-impl Reader {
-    fn read_events(&mut self, buffer: &mut Vec<u8>) -> Result<(), Failure> {
+impl MeasuringReader {
+    fn read_events(&mut self, buffer: &mut Vec<u8>) -> Result<(), RequestFailure> {
         let mut used = 0;
         while let Some(end) = buffer[used..].iter().position(|byte| *byte == b'\n') {
             let line = &buffer[used..used + end];
@@ -185,7 +196,7 @@ impl Reader {
         Ok(())
     }
 
-    fn read_line(&mut self, line: &[u8]) -> Result<(), Failure> {
+    fn read_line(&mut self, line: &[u8]) -> Result<(), RequestFailure> {
         let Some(data) = line.strip_prefix(b"data:") else {
             // Comments and other fields; anything else is not an event stream.
             let other_field = line.is_empty() || line.starts_with(b":") || line.contains(&b':');
@@ -197,16 +208,16 @@ impl Reader {
             self.done = true;
             return Ok(());
         }
-        let event: Event<'_> = serde_json::from_slice(data)
+        let event: CompletionEvent<'_> = serde_json::from_slice(data)
             .map_err(|error| failure("bad event", format!("{error}: {}", String::from_utf8_lossy(data))))?;
         if let Some(error) = event.error.filter(|error| error.get() != "null") {
             return Err(failure("error event", error.get()));
         }
-        if event.choices.iter().any(Choice::has_content) {
+        if event.choices.iter().any(EventChoice::has_content) {
             let now = Instant::now();
             match self.last {
                 None => self.outcome.ttft = Some(now - self.begin),
-                Some(last) => self.outcome.gaps.push(now - last),
+                Some(last) => self.outcome.inter_token_latencies.push(now - last),
             }
             self.last = Some(now);
             self.events += 1;
@@ -220,7 +231,7 @@ impl Reader {
         Ok(())
     }
 
-    fn finish(mut self) -> Result<Outcome, Failure> {
+    fn finish(mut self) -> Result<RequestMeasurement, RequestFailure> {
         if !self.done {
             return Err(failure("no [DONE]", format!("the stream ended after {} events", self.events)));
         }
@@ -236,9 +247,14 @@ impl Reader {
 mod tests {
     use super::*;
 
-    fn read(stream: &str) -> Result<Outcome, Failure> {
-        let mut reader =
-            Reader { begin: Instant::now(), last: None, outcome: Outcome::default(), events: 0, done: false };
+    fn read(stream: &str) -> Result<RequestMeasurement, RequestFailure> {
+        let mut reader = MeasuringReader {
+            begin: Instant::now(),
+            last: None,
+            outcome: RequestMeasurement::default(),
+            events: 0,
+            done: false,
+        };
         let mut buffer = stream.as_bytes().to_vec();
         reader.read_events(&mut buffer)?;
         reader.finish()
@@ -256,7 +272,10 @@ mod tests {
         ))
         .expect("a whole stream");
         assert!(outcome.ttft.is_some());
-        assert_eq!((outcome.gaps.len(), outcome.prompt_tokens, outcome.cached_tokens), (1, 9, 4));
+        assert_eq!(
+            (outcome.inter_token_latencies.len(), outcome.prompt_tokens, outcome.cached_tokens),
+            (1, 9, 4)
+        );
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 pub mod arrival;
 pub mod client;
+pub mod measurements;
 pub mod prompt;
-pub mod record;
 pub mod report;
 pub mod trace;
 
@@ -17,17 +17,17 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use self::arrival::{Arrival, Arrivals};
-pub use self::client::{Target, TargetApi};
-pub use self::record::{Failure, Outcome, Record};
-pub use self::report::Report;
+pub use self::arrival::{Arrival, ArrivalProcess};
+pub use self::client::{LoadTarget, LoadTargetApi};
+pub use self::measurements::{LoadMeasurements, RequestFailure, RequestMeasurement};
+pub use self::report::LoadtestReport;
 
 /// Requests in flight at most, when no limit is given.
 pub const DEFAULT_IN_FLIGHT: usize = 16_384;
 
 /// When a run ends and how much of it happens at once.
 #[derive(Debug, Clone)]
-pub struct Limits {
+pub struct LoadLimits {
     /// No request is sent after this time.
     pub duration: Option<Duration>,
     /// No more requests than these.
@@ -41,14 +41,14 @@ pub struct Limits {
 /// # Errors
 /// The histograms cannot be made.
 pub async fn generate(
-    target: Target,
-    arrivals: Arrivals,
-    limits: &Limits,
+    target: LoadTarget,
+    arrivals: ArrivalProcess,
+    limits: &LoadLimits,
     supervisor: &Supervisor,
     stop: &CancellationToken,
     progress: bool,
-) -> anyhow::Result<Report> {
-    let record = Arc::new(Mutex::new(Record::new()?));
+) -> anyhow::Result<LoadtestReport> {
+    let record = Arc::new(Mutex::new(LoadMeasurements::new()?));
     let target = Arc::new(target);
     let places = Arc::new(Semaphore::new(limits.in_flight.clamp(1, Semaphore::MAX_PERMITS)));
     let bar = progress_bar(arrivals.total().or(limits.requests), progress);
@@ -67,10 +67,10 @@ pub async fn generate(
         let place = tokio::select! {
             biased;
             () = stop.cancelled() => break,
-            place = place_at(due, &places) => place,
+            place = acquire_slot_at(due, &places) => place,
         };
         let Some(place) = place else { break };
-        record.lock().lateness.saturating_record(record::microseconds(due.elapsed()).max(1));
+        record.lock().lateness.saturating_record(measurements::microseconds(due.elapsed()).max(1));
         sent += 1;
         let (target, record, bar, give_up) =
             (Arc::clone(&target), Arc::clone(&record), bar.clone(), give_up.clone());
@@ -93,11 +93,11 @@ pub async fn generate(
     tasks.wait().await;
     bar.finish_and_clear();
     let elapsed = begin.elapsed();
-    let record = std::mem::replace(&mut *record.lock(), Record::new()?);
-    Ok(Report { record, sent, elapsed, stopped_early: stop.is_cancelled() })
+    let record = std::mem::replace(&mut *record.lock(), LoadMeasurements::new()?);
+    Ok(LoadtestReport { record, sent, elapsed, stopped_early: stop.is_cancelled() })
 }
 
-async fn place_at(due: Instant, places: &Arc<Semaphore>) -> Option<tokio::sync::OwnedSemaphorePermit> {
+async fn acquire_slot_at(due: Instant, places: &Arc<Semaphore>) -> Option<tokio::sync::OwnedSemaphorePermit> {
     tokio::time::sleep_until(due.into()).await;
     Arc::clone(places).acquire_owned().await.ok()
 }

@@ -1,7 +1,7 @@
 //! Prompt text: made up, the same for the same id, four bytes to a token of the simulator.
 
 use super::trace::TraceRow;
-use crate::engine::tokens::{BYTES_PER_TOKEN, hash_bytes, mix, word};
+use crate::engine::tokens::{BYTES_PER_TOKEN, hash_bytes, mix, token_text};
 
 /// Text of a trace row: every block id stands for one text, so rows that share ids share their text's beginning.
 /// A last partial block is the beginning of its text. Rows without ids get text of their own, by `seed`.
@@ -29,7 +29,7 @@ pub fn unique_prompt(tokens: usize, seed: u64) -> String {
 
 fn push_words(text: &mut String, seed: u64, tokens: usize) {
     for index in 0..tokens {
-        text.push_str(&word(mix(seed, index as u64)));
+        text.push_str(&token_text(mix(seed, index as u64)));
     }
 }
 

@@ -6,13 +6,13 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde_json::{Map, Value, json};
 
-use super::record::{Record, per_second, seconds, summary};
+use super::measurements::{LoadMeasurements, per_second, seconds, summary};
 
 /// What a run came to.
 #[derive(Debug)]
-pub struct Report {
+pub struct LoadtestReport {
     /// The measurements.
-    pub record: Record,
+    pub record: LoadMeasurements,
     /// Requests sent.
     pub sent: u64,
     /// From the first request to the end of the last.
@@ -21,7 +21,7 @@ pub struct Report {
     pub stopped_early: bool,
 }
 
-impl Report {
+impl LoadtestReport {
     /// Whether every request that was sent was answered in full.
     #[must_use]
     pub fn is_clean(&self) -> bool {

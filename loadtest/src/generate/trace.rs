@@ -35,7 +35,7 @@ pub struct TraceRow {
 
 /// Why a trace could not be read.
 #[derive(Debug, thiserror::Error)]
-pub enum TraceError {
+pub enum TraceFileError {
     /// The file could not be read.
     #[error("cannot read the trace {path}: {source}")]
     Read {
@@ -58,7 +58,7 @@ pub enum TraceError {
 }
 
 #[derive(Deserialize)]
-struct JsonRow {
+struct JsonTraceRow {
     timestamp: f64,
     input_length: u64,
     output_length: u64,
@@ -72,8 +72,8 @@ struct JsonRow {
 ///
 /// # Errors
 /// The file cannot be read, or a line is not a request.
-pub fn read_trace(path: &Path, limit: Option<usize>) -> Result<Vec<TraceRow>, TraceError> {
-    let read_error = |source| TraceError::Read { path: path.display().to_string(), source };
+pub fn read_trace(path: &Path, limit: Option<usize>) -> Result<Vec<TraceRow>, TraceFileError> {
+    let read_error = |source| TraceFileError::Read { path: path.display().to_string(), source };
     let file = std::fs::File::open(path).map_err(read_error)?;
     let mut lines = Vec::new();
     let mut reader = std::io::BufReader::new(file);
@@ -100,7 +100,7 @@ pub fn read_trace(path: &Path, limit: Option<usize>) -> Result<Vec<TraceRow>, Tr
 ///
 /// # Errors
 /// A line is not a request, or there is none.
-pub fn parse_trace<'a>(lines: impl IntoIterator<Item = &'a str>) -> Result<Vec<TraceRow>, TraceError> {
+pub fn parse_trace<'a>(lines: impl IntoIterator<Item = &'a str>) -> Result<Vec<TraceRow>, TraceFileError> {
     let mut rows: Vec<(f64, TraceRow)> = Vec::new();
     let mut columns = None;
     for (index, line) in lines.into_iter().enumerate() {
@@ -109,14 +109,14 @@ pub fn parse_trace<'a>(lines: impl IntoIterator<Item = &'a str>) -> Result<Vec<T
             continue;
         }
         let number = index + 1;
-        let at_line = |what: String| TraceError::Line { line: number, what };
+        let at_line = |what: String| TraceFileError::Line { line: number, what };
         if rows.len() >= MAX_ROWS {
             return Err(at_line(format!("more than {MAX_ROWS} requests; use --requests or a shorter file")));
         }
         let row = if line.starts_with('{') {
             json_row(line).map_err(at_line)?
         } else if columns.is_none() && line.to_ascii_uppercase().contains("TIMESTAMP") {
-            columns = Some(Columns::of(line).map_err(at_line)?);
+            columns = Some(CsvTraceColumns::of(line).map_err(at_line)?);
             continue;
         } else if let Some(columns) = &columns {
             columns.row(line).map_err(at_line)?
@@ -129,10 +129,10 @@ pub fn parse_trace<'a>(lines: impl IntoIterator<Item = &'a str>) -> Result<Vec<T
         rows.push(row);
     }
     if rows.is_empty() {
-        return Err(TraceError::Empty);
+        return Err(TraceFileError::Empty);
     }
     rows.sort_by(|left, right| left.0.total_cmp(&right.0));
-    Ok(spread(rows))
+    Ok(spread_equal_timestamps(rows))
 }
 
 fn tokens(value: u64) -> Result<usize, String> {
@@ -152,7 +152,7 @@ fn seconds(value: f64) -> Result<f64, String> {
 }
 
 fn json_row(line: &str) -> Result<(f64, TraceRow), String> {
-    let row: JsonRow = serde_json::from_str(line).map_err(|error| format!("not a request: {error}"))?;
+    let row: JsonTraceRow = serde_json::from_str(line).map_err(|error| format!("not a request: {error}"))?;
     let (at, block_tokens) = match row.chat_id {
         Some(_) => (row.timestamp, BAILIAN_BLOCK),
         None => (row.timestamp / 1_000.0, MOONCAKE_BLOCK),
@@ -164,13 +164,13 @@ fn json_row(line: &str) -> Result<(f64, TraceRow), String> {
     Ok((seconds(at)?, TraceRow { at: Duration::ZERO, input_tokens, output_tokens, blocks, block_tokens }))
 }
 
-struct Columns {
+struct CsvTraceColumns {
     time: usize,
     input: usize,
     output: usize,
 }
 
-impl Columns {
+impl CsvTraceColumns {
     fn of(header: &str) -> Result<Self, String> {
         let names: Vec<String> = header.split(',').map(|name| name.trim().to_ascii_lowercase()).collect();
         let find = |wanted: &str| {
@@ -215,7 +215,7 @@ fn timestamp(text: &str) -> Result<f64, String> {
 }
 
 /// Spreads rows of equal time over the gap to the next time; the last group uses the gap before it.
-fn spread(rows: Vec<(f64, TraceRow)>) -> Vec<TraceRow> {
+fn spread_equal_timestamps(rows: Vec<(f64, TraceRow)>) -> Vec<TraceRow> {
     let start = rows.first().map_or(0.0, |row| row.0);
     let times: Vec<f64> = rows.iter().map(|row| row.0).collect();
     let mut spread = Vec::with_capacity(rows.len());
@@ -277,7 +277,7 @@ mod tests {
         let error =
             parse_trace(["{\"timestamp\":0,\"input_length\":1,\"output_length\":1}", "{\"timestamp\":1}"]);
         assert!(error.expect_err("bad").to_string().starts_with("line 2 of the trace: "));
-        assert!(matches!(parse_trace(["", " "]), Err(TraceError::Empty)));
+        assert!(matches!(parse_trace(["", " "]), Err(TraceFileError::Empty)));
     }
 
     #[test]

@@ -4,15 +4,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use moongate_scheduler::{PolicyName, Settings as SchedulerSettings};
+use moongate_scheduler::{PolicyName, SchedulerOptions as SchedulerSettings};
 
-use crate::engine::{Face, KvEvents, Role, SimConfig};
+use crate::engine::{KvEventOptions, SimEngineOptions, SimProtocol, SimRole};
 use crate::generate::trace::read_trace;
-use crate::simulate::{Case, Contender, Load, MAX_PREFILL, Replay, Settings, Workload};
+use crate::simulate::{
+    ExperimentLoad, MAX_PREFILL, PolicyExperiment, PolicyVariant, ReplayOptions, SimulatedWorkload,
+    SimulationOptions,
+};
 
 /// Arguments of `moongate loadtest live`.
 #[derive(Debug, Clone, Args)]
-pub struct LiveArgs {
+pub struct LiveComparisonArgs {
     /// Trace to replay, with block ids: Mooncake or Qwen-Bailian JSON lines.
     #[arg(long, env = "MOONGATE_LOADTEST_TRACE")]
     pub trace: PathBuf,
@@ -69,12 +72,12 @@ pub(super) const MODEL: &str = "sim";
 /// Tokens per event of an answer: fewer events for the machine to carry, while every token takes its time.
 const STREAM_INTERVAL: u32 = 32;
 
-impl LiveArgs {
+impl LiveComparisonArgs {
     /// The experiment for the simulator.
     ///
     /// # Errors
     /// A setting is out of range, or the trace cannot be read.
-    pub(super) fn case(&self) -> anyhow::Result<Case> {
+    pub(super) fn experiment(&self) -> anyhow::Result<PolicyExperiment> {
         for (flag, value) in [("--speed", self.speed), ("--time-scale", self.time_scale)] {
             anyhow::ensure!(value.is_finite() && value > 0.0, "{flag} {value}: give a number above 0");
         }
@@ -100,39 +103,39 @@ impl LiveArgs {
             rows.iter().all(|row| !row.blocks.is_empty()),
             "the trace names no blocks: nothing in it can be cached"
         );
-        let replay = Replay { speed: self.speed, jitter_s: JITTER_S, seed: 0 };
-        Ok(Case {
+        let replay = ReplayOptions { speed: self.speed, jitter_s: JITTER_S, seed: 0 };
+        Ok(PolicyExperiment {
             settings: self.settings(),
             scheduling: SchedulerSettings::default(),
-            load: Load::Open(Workload::of_rows(&rows, true), replay),
-            contenders: self.policy.iter().map(|&policy| Contender::from(policy)).collect(),
+            load: ExperimentLoad::Open(SimulatedWorkload::of_rows(&rows, true), replay),
+            variants: self.policy.iter().map(|&policy| PolicyVariant::from(policy)).collect(),
             seeds: 1..=1,
         })
     }
 
     /// What arrives, as the simulator's first seed has it.
-    pub(super) fn workload(&self, case: &Case) -> Workload {
+    pub(super) fn workload(&self, case: &PolicyExperiment) -> SimulatedWorkload {
         case.load.workload(1)
     }
 
     /// The simulated fleet.
-    pub(super) fn settings(&self) -> Settings {
-        Settings {
+    pub(super) fn settings(&self) -> SimulationOptions {
+        SimulationOptions {
             prefill: self.prefill,
             decode: self.decode,
             l1_tokens: self.l1_tokens,
             l2_tokens: self.l2_tokens,
             l3_tokens: self.l3_tokens,
             poll_s: self.poll_ms / 1_000.0,
-            ..Settings::eight_plus_four()
+            ..SimulationOptions::eight_plus_four()
         }
     }
 
     /// A live engine of the same kind. Pages are as large as the trace's blocks.
-    pub(super) fn engine(&self, role: Role, page_tokens: usize) -> SimConfig {
+    pub(super) fn engine(&self, role: SimRole, page_tokens: usize) -> SimEngineOptions {
         let settings = self.settings();
         let tokens = |tokens: u64| usize::try_from(tokens).unwrap_or(usize::MAX);
-        SimConfig {
+        SimEngineOptions {
             model: MODEL.to_owned(),
             page_size: page_tokens,
             time_scale: self.time_scale,
@@ -145,8 +148,8 @@ impl LiveArgs {
             // An engine takes a place in the batch for a prompt that is being computed elsewhere.
             max_running: 1 << 16,
             // Only prefill engines have caches to tell of.
-            kv_events: (role == Role::Prefill).then(KvEvents::default),
-            ..SimConfig::new(role, Face::Sglang)
+            kv_events: (role == SimRole::Prefill).then(KvEventOptions::default),
+            ..SimEngineOptions::new(role, SimProtocol::Sglang)
         }
     }
 

@@ -10,10 +10,10 @@
 mod args;
 mod replay;
 mod table;
-mod world;
+mod testbed;
 
-pub use self::args::LiveArgs;
-pub use self::table::{Compared, disagreements};
+pub use self::args::LiveComparisonArgs;
+pub use self::table::{PolicyComparison, disagreements};
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -21,35 +21,41 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Context as _;
 use moongate_runtime::Supervisor;
 
-use self::world::World;
-use crate::simulate::{Workload, run_case};
+use self::testbed::LiveTestbed;
+use crate::simulate::{SimulatedWorkload, run_experiment};
 
 /// Share of the requests that may fail in a run that is to tell anything.
-const MOST_LOST: f64 = 0.01;
+const MAX_FAILED_SHARE: f64 = 0.01;
 
 /// Plays the load through the simulator and then, once for each policy, through a real gateway. Answers what to print, and whether the
 /// order is the same.
 ///
 /// # Errors
 /// A setting is out of range, the trace cannot be read, a gateway does not start, or the run was stopped.
-pub async fn live(args: &LiveArgs, supervisor: &Supervisor) -> anyhow::Result<(String, bool)> {
-    let case = args.case()?;
+pub async fn live(args: &LiveComparisonArgs, supervisor: &Supervisor) -> anyhow::Result<(String, bool)> {
+    let case = args.experiment()?;
     let workload = Arc::new(args.workload(&case));
-    let simulated = tokio::task::spawn_blocking(move || run_case(&case, &AtomicBool::new(false))).await?;
+    let simulated =
+        tokio::task::spawn_blocking(move || run_experiment(&case, &AtomicBool::new(false))).await?;
     let mut rows = Vec::with_capacity(simulated.len());
     for standing in &simulated {
-        let policy = standing.contender.name.as_str();
-        let live =
-            one(args, policy, &workload, supervisor).await.with_context(|| format!("policy {policy}"))?;
+        let policy = standing.variant.name.as_str();
+        let live = run_policy(args, policy, &workload, supervisor)
+            .await
+            .with_context(|| format!("policy {policy}"))?;
         let lost = live.summary.failed + live.summary.rejected;
-        anyhow::ensure!(lost < MOST_LOST, "policy {policy}: {:.1} % of the requests failed", 100.0 * lost);
+        anyhow::ensure!(
+            lost < MAX_FAILED_SHARE,
+            "policy {policy}: {:.1} % of the requests failed",
+            100.0 * lost
+        );
         tracing::info!(
             policy,
             simulated = standing.summary.ttft_mean_s,
             live = live.summary.ttft_mean_s,
             "mean TTFT"
         );
-        rows.push(Compared {
+        rows.push(PolicyComparison {
             policy: policy.to_owned(),
             simulated: standing.summary,
             live: live.summary,
@@ -61,15 +67,15 @@ pub async fn live(args: &LiveArgs, supervisor: &Supervisor) -> anyhow::Result<(S
 }
 
 /// One policy's run through a gateway.
-async fn one(
-    args: &LiveArgs,
+async fn run_policy(
+    args: &LiveComparisonArgs,
     policy: &str,
-    workload: &Arc<Workload>,
+    workload: &Arc<SimulatedWorkload>,
     supervisor: &Supervisor,
-) -> anyhow::Result<replay::Played> {
-    let world = World::start(args, policy, workload.block_tokens as usize, supervisor).await?;
+) -> anyhow::Result<replay::LiveRunResult> {
+    let world = LiveTestbed::start(args, policy, workload.block_tokens as usize, supervisor).await?;
     let stop = supervisor.token();
-    let played = replay::play(&world, args, workload, supervisor);
+    let played = replay::replay_workload(&world, args, workload, supervisor);
     let played = tokio::select! {
         played = played => played?,
         () = stop.cancelled() => anyhow::bail!("stopped"),

@@ -9,40 +9,40 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::args::{LiveArgs, MODEL};
-use super::world::World;
+use super::args::{LiveComparisonArgs, MODEL};
+use super::testbed::LiveTestbed;
 use crate::engine::tokens::mix;
-use crate::generate::{Target, TargetApi};
-use crate::simulate::{Outcome, State, Summary, Workload};
+use crate::generate::{LoadTarget, LoadTargetApi};
+use crate::simulate::{SimulatedOutcome, SimulatedWorkload, SimulationResult, SimulationSummary};
 
 /// Longest time without a byte.
-const SILENCE: Duration = Duration::from_secs(300);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Token ids are three digits long, so that bodies are short.
 const FIRST_TOKEN: u64 = 100;
-const TOKENS: u64 = 900;
+const TOKEN_RANGE: u64 = 900;
 
 /// What a run came to.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Played {
+pub(super) struct LiveRunResult {
     /// In seconds of the engines.
-    pub(super) summary: Summary,
+    pub(super) summary: SimulationSummary,
     /// How late the latest one in a hundred requests was sent, in seconds of the engines.
     pub(super) lateness: f64,
 }
 
 /// What all requests share.
-struct Run {
-    target: Target,
-    workload: Arc<Workload>,
-    outcome: Mutex<Outcome>,
+struct LiveRun {
+    target: LoadTarget,
+    workload: Arc<SimulatedWorkload>,
+    outcome: Mutex<SimulationResult>,
     lateness: Mutex<Vec<f64>>,
     begin: Instant,
     scale: f64,
     /// Cancelled when a request is over.
-    over: Vec<CancellationToken>,
+    finished: Vec<CancellationToken>,
 }
 
-impl Run {
+impl LiveRun {
     /// Seconds of the engines since the start.
     fn now(&self) -> f64 {
         self.begin.elapsed().as_secs_f64() * self.scale
@@ -54,9 +54,9 @@ impl Run {
         let due = Duration::try_from_secs_f64(request.due_s / self.scale).unwrap_or_default();
         tokio::time::sleep_until((self.begin + due).into()).await;
         let mut wanted = request.due_s;
-        if let Some(before) = request.after {
-            let waits = !self.over[before as usize].is_cancelled();
-            self.over[before as usize].cancelled().await;
+        if let Some(before) = request.predecessor {
+            let waits = !self.finished[before as usize].is_cancelled();
+            self.finished[before as usize].cancelled().await;
             if waits {
                 wanted = self.now();
             }
@@ -64,52 +64,53 @@ impl Run {
         let body = body(&self.workload, number);
         let arrived = self.now();
         self.lateness.lock().push(arrived - wanted);
-        self.outcome.lock().arrived(arrived, number);
+        self.outcome.lock().record_arrival(arrived, number);
         let result = self.target.post("completions", body).await;
         let ended = self.now();
         let mut outcome = self.outcome.lock();
         match result {
             Ok(answer) => {
                 let first = answer.ttft.unwrap_or(answer.e2e).as_secs_f64() * self.scale;
-                outcome.answered(
+                outcome.record_live_first_token(
                     arrived + first,
                     number,
                     u32::try_from(answer.cached_tokens).unwrap_or(u32::MAX),
                 );
-                outcome.finished(ended, number, State::Served);
+                outcome.record_end(ended, number, SimulatedOutcome::Served);
             }
             Err(failure) => {
                 tracing::warn!(number, ?failure, "a request failed");
-                outcome.finished(ended, number, State::Failed);
+                outcome.record_end(ended, number, SimulatedOutcome::Failed);
             }
         }
         drop(outcome);
-        self.over[number as usize].cancel();
+        self.finished[number as usize].cancel();
     }
 }
 
 /// Sends the whole load.
-pub(super) async fn play(
-    world: &World,
-    args: &LiveArgs,
-    workload: &Arc<Workload>,
+pub(super) async fn replay_workload(
+    world: &LiveTestbed,
+    args: &LiveComparisonArgs,
+    workload: &Arc<SimulatedWorkload>,
     supervisor: &Supervisor,
-) -> anyhow::Result<Played> {
-    let client = moongate_runtime::plain_http().pool_max_idle_per_host(1_024).tcp_nodelay(true).build()?;
-    let run = Arc::new(Run {
-        target: Target {
+) -> anyhow::Result<LiveRunResult> {
+    let client =
+        moongate_runtime::plain_http_client().pool_max_idle_per_host(1_024).tcp_nodelay(true).build()?;
+    let run = Arc::new(LiveRun {
+        target: LoadTarget {
             client,
-            base: world.url.clone(),
-            api: TargetApi::Completions,
+            base_url: world.url.clone(),
+            api: LoadTargetApi::Completions,
             model: MODEL.to_owned(),
-            silence: SILENCE,
+            idle_timeout: IDLE_TIMEOUT,
         },
         workload: Arc::clone(workload),
-        outcome: Mutex::new(Outcome::new(&args.settings(), workload)),
+        outcome: Mutex::new(SimulationResult::new(&args.settings(), workload)),
         lateness: Mutex::default(),
         begin: Instant::now(),
         scale: args.time_scale,
-        over: workload.requests.iter().map(|_| CancellationToken::new()).collect(),
+        finished: workload.requests.iter().map(|_| CancellationToken::new()).collect(),
     });
     let tasks = TaskTracker::new();
     for number in 0..u32::try_from(workload.requests.len()).unwrap_or(u32::MAX) {
@@ -121,11 +122,11 @@ pub(super) async fn play(
     let summary = run.outcome.lock().summary();
     let mut lateness = std::mem::take(&mut *run.lateness.lock());
     lateness.sort_by(f64::total_cmp);
-    Ok(Played { summary, lateness: crate::simulate::quantile(&lateness, 0.99) })
+    Ok(LiveRunResult { summary, lateness: crate::simulate::quantile(&lateness, 0.99) })
 }
 
 /// A completion request whose prompt has the tokens that its blocks stand for.
-fn body(workload: &Workload, number: u32) -> Vec<u8> {
+fn body(workload: &SimulatedWorkload, number: u32) -> Vec<u8> {
     let request = &workload.requests[number as usize];
     let mut text = String::with_capacity(4 * request.input_tokens as usize + 200);
     let _ = write!(
@@ -137,7 +138,7 @@ fn body(workload: &Workload, number: u32) -> Vec<u8> {
     for &block in workload.blocks(number) {
         let tokens = left.min(u64::from(workload.block_tokens));
         for at in 0..tokens {
-            let _ = write!(text, "{},", FIRST_TOKEN + mix(u64::from(block), at) % TOKENS);
+            let _ = write!(text, "{},", FIRST_TOKEN + mix(u64::from(block), at) % TOKEN_RANGE);
         }
         left -= tokens;
     }
@@ -159,7 +160,7 @@ mod tests {
         };
         let rows = [row("[1,2]", 1_000), row("[1,3]", 700)];
         let rows = parse_trace(rows.iter().map(String::as_str)).expect("a trace");
-        let workload = Workload::of_rows(&rows, true);
+        let workload = SimulatedWorkload::of_rows(&rows, true);
         let prompt = |number| -> Vec<u64> {
             let body: serde_json::Value = serde_json::from_slice(&body(&workload, number)).expect("JSON");
             body["prompt"].as_array().expect("ids").iter().filter_map(serde_json::Value::as_u64).collect()

@@ -2,20 +2,20 @@
 
 use std::fmt::Write as _;
 
-use crate::simulate::Summary;
+use crate::simulate::SimulationSummary;
 
 /// Requests that are sent later than this share of the mean time to first token say that the machine did not keep up.
-const LATE_SHARE: f64 = 0.2;
+const MAX_LATENESS_SHARE: f64 = 0.2;
 
 /// One policy in the simulator and behind a real gateway.
 #[derive(Debug, Clone)]
-pub struct Compared {
+pub struct PolicyComparison {
     /// The policy.
     pub policy: String,
     /// What the simulator says.
-    pub simulated: Summary,
+    pub simulated: SimulationSummary,
     /// What was measured, in seconds of the engines.
-    pub live: Summary,
+    pub live: SimulationSummary,
     /// How late the latest one in a hundred requests was sent, in seconds of the engines. It tells whether the machine kept up.
     pub lateness: f64,
 }
@@ -23,7 +23,7 @@ pub struct Compared {
 /// Pairs of policies that the simulator tells apart by more than `margin` of the larger mean time to first token, and whose order was the other
 /// way round: the first one is the simulator's better one.
 #[must_use]
-pub fn disagreements(rows: &[Compared], margin: f64) -> Vec<(&str, &str)> {
+pub fn disagreements(rows: &[PolicyComparison], margin: f64) -> Vec<(&str, &str)> {
     let mut found = Vec::new();
     for better in rows {
         for worse in rows {
@@ -37,12 +37,12 @@ pub fn disagreements(rows: &[Compared], margin: f64) -> Vec<(&str, &str)> {
 }
 
 /// A table in Markdown.
-pub(super) fn text(rows: &[Compared], time_scale: f64, apart: &[(&str, &str)]) -> String {
+pub(super) fn text(rows: &[PolicyComparison], time_scale: f64, apart: &[(&str, &str)]) -> String {
     let mut text = format!(
         "Simulated / live, in seconds of engines that were {time_scale} times faster.\n\n\
          | policy | mean TTFT, s | p50, s | p90, s | reused, % | failed, % | sent late (p99), s |\n|---|---:|---:|---:|---:|---:|---:|\n"
     );
-    for Compared { policy, simulated, live, lateness } in rows {
+    for PolicyComparison { policy, simulated, live, lateness } in rows {
         let _ = writeln!(
             text,
             "| {policy} | {:.2} / {:.2} | {:.2} / {:.2} | {:.2} / {:.2} | {:.1} / {:.1} | {:.1} / {:.1} | {lateness:.2} |",
@@ -58,8 +58,8 @@ pub(super) fn text(rows: &[Compared], time_scale: f64, apart: &[(&str, &str)]) -
             100.0 * (live.failed + live.rejected),
         );
     }
-    for Compared { policy, live, lateness, .. } in rows {
-        if *lateness > LATE_SHARE * live.ttft_mean_s {
+    for PolicyComparison { policy, live, lateness, .. } in rows {
+        if *lateness > MAX_LATENESS_SHARE * live.ttft_mean_s {
             let _ = writeln!(
                 text,
                 "\nRequests were sent too late with {policy}: the machine did not keep up, try a smaller --time-scale."
@@ -76,9 +76,9 @@ pub(super) fn text(rows: &[Compared], time_scale: f64, apart: &[(&str, &str)]) -
 mod tests {
     use super::*;
 
-    fn row(policy: &str, simulated: f64, live: f64) -> Compared {
-        let summary = |ttft_mean_s| Summary { ttft_mean_s, ..Summary::default() };
-        Compared {
+    fn row(policy: &str, simulated: f64, live: f64) -> PolicyComparison {
+        let summary = |ttft_mean_s| SimulationSummary { ttft_mean_s, ..SimulationSummary::default() };
+        PolicyComparison {
             policy: policy.to_owned(),
             simulated: summary(simulated),
             live: summary(live),

@@ -4,16 +4,16 @@
 //! The defaults resemble what is published of Mooncake's tool & agent trace (FAST '25, table 2): 23,608 requests in 59
 //! minutes, 8,596 prompt and 182 answer tokens on average, 59 % of the prompt tokens reusable.
 
-use super::workload::{Prompts, Source, Workload};
+use super::workload::{ArrivalMode, SimulatedWorkload, WorkloadBuilder};
 use crate::engine::tokens::mix;
 
 const BLOCK_TOKENS: usize = 512;
 /// Longest prompt; an agent that reaches it stops.
-const MOST_TOKENS: f64 = 128_000.0;
+const MAX_PROMPT_TOKENS: f64 = 128_000.0;
 
 /// What the agents are like. Lengths are log-normal.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AgentSettings {
+pub struct AgentTrafficOptions {
     /// Requests in all.
     pub requests: usize,
     /// Requests per second, on average.
@@ -34,7 +34,7 @@ pub struct AgentSettings {
     pub pause_s: f64,
 }
 
-impl Default for AgentSettings {
+impl Default for AgentTrafficOptions {
     fn default() -> Self {
         Self {
             requests: 23_608,
@@ -52,23 +52,23 @@ impl Default for AgentSettings {
 
 /// Generates the requests. Equal arguments give equal requests.
 #[must_use]
-pub fn agents(settings: &AgentSettings, seed: u64) -> Workload {
+pub fn generate_agent_traffic(settings: &AgentTrafficOptions, seed: u64) -> SimulatedWorkload {
     let mut random = fastrand::Rng::with_seed(seed);
     let tools: Vec<f64> =
         (0..settings.tools.max(1)).map(|_| log_normal(&mut random, settings.tool_tokens, 0.5)).collect();
     let popularity: f64 = (1..=tools.len()).map(|rank| 1.0 / rank as f64).sum();
-    let mut prompts = Prompts::new(BLOCK_TOKENS);
+    let mut prompts = WorkloadBuilder::new(BLOCK_TOKENS);
     let mut started_s = 0.0;
     let mut requests = 0;
     let mut agent = 0_u64;
     while requests < settings.requests {
         agent += 1;
         started_s += exponential(&mut random, settings.turns / settings.per_second);
-        let tool = drawn(&mut random, popularity, tools.len());
+        let tool = sample_zipf(&mut random, popularity, tools.len());
         let mut tokens = tools[tool] + log_normal(&mut random, settings.text_tokens, settings.spread);
         let mut due_s = started_s;
         let mut before = None;
-        while requests < settings.requests && tokens < MOST_TOKENS {
+        while requests < settings.requests && tokens < MAX_PROMPT_TOKENS {
             let answer = log_normal(&mut random, settings.answer_tokens, settings.spread).max(1.0);
             let ids = ids(tokens as usize, tools[tool] as usize, (tool as u64, agent, requests as u64));
             prompts.push(due_s, tokens as usize, answer as u32, &ids, (before, agent));
@@ -81,7 +81,7 @@ pub fn agents(settings: &AgentSettings, seed: u64) -> Workload {
             due_s += exponential(&mut random, settings.pause_s);
         }
     }
-    prompts.finish(Source::Open)
+    prompts.finish(ArrivalMode::Open)
 }
 
 /// Names of a prompt's blocks: those of the tool, those of the agent's conversation, and the last one if it is not full.
@@ -101,7 +101,7 @@ fn ids(tokens: usize, tool_tokens: usize, (tool, agent, request): (u64, u64, u64
 }
 
 /// A rank from 0, in proportion to 1/(rank + 1).
-fn drawn(random: &mut fastrand::Rng, sum: f64, ranks: usize) -> usize {
+fn sample_zipf(random: &mut fastrand::Rng, sum: f64, ranks: usize) -> usize {
     let mut left = random.f64() * sum;
     for rank in 0..ranks {
         left -= 1.0 / (rank + 1) as f64;
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn the_traffic_resembles_the_published_trace() {
-        let workload = agents(&AgentSettings::default(), 1);
+        let workload = generate_agent_traffic(&AgentTrafficOptions::default(), 1);
         let count = workload.requests.len() as f64;
         let input =
             workload.requests.iter().map(|request| f64::from(request.input_tokens)).sum::<f64>() / count;

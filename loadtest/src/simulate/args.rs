@@ -7,17 +7,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context as _;
 use clap::Args;
-use moongate_scheduler::Settings as SchedulerSettings;
+use moongate_scheduler::SchedulerOptions as SchedulerSettings;
 
-use super::agents::AgentSettings;
-use super::multiturn::MultiTurnSettings;
-use super::settings::{EngineOrder, Failure, MAX_PREFILL, Prefetch, Settings};
-use super::sweep::{Case, Contender, Load, changed, run_case};
-use super::workload::{Replay, Workload};
+use super::agents::AgentTrafficOptions;
+use super::multiturn::MultiTurnOptions;
+use super::settings::{EngineOutage, EngineQueueOrder, MAX_PREFILL, SimPrefetchPolicy, SimulationOptions};
+use super::sweep::{ExperimentLoad, PolicyExperiment, PolicyVariant, run_experiment, with_overrides};
+use super::workload::{ReplayOptions, SimulatedWorkload};
 use super::{report, suite, table};
 use crate::generate::trace::read_trace;
 
-impl FromStr for Failure {
+impl FromStr for EngineOutage {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -26,7 +26,7 @@ impl FromStr for Failure {
         let (at, length) = times.split_once('+').ok_or_else(wanted)?;
         let number = |text: &str| text.parse::<f64>().ok().filter(|value| value.is_finite() && *value >= 0.0);
         match (engine.parse(), number(at), number(length)) {
-            (Ok(engine), Some(at_s), Some(for_s)) => Ok(Failure { engine, at_s, for_s }),
+            (Ok(engine), Some(at_s), Some(for_s)) => Ok(EngineOutage { engine, at_s, for_s }),
             _ => Err(wanted()),
         }
     }
@@ -58,7 +58,7 @@ pub struct SimulateArgs {
     /// Policies to compare; ideal and ideal_fcfs are bounds that no policy reaches. A policy may have settings of its own:
     /// predictive:slack=0.5+aged_share=0.
     #[arg(long, value_delimiter = ',', default_value = "predictive", env = "MOONGATE_LOADTEST_POLICY")]
-    pub policy: Vec<Contender>,
+    pub policy: Vec<PolicyVariant>,
     /// Replay a trace this many times faster.
     #[arg(long, default_value_t = 1.0, env = "MOONGATE_LOADTEST_SPEED")]
     pub speed: f64,
@@ -110,7 +110,7 @@ pub struct SimulateArgs {
     pub unknown_zones: bool,
     /// When an engine stops waiting for the shared store.
     #[arg(long, value_enum, default_value = "wait_complete", env = "MOONGATE_LOADTEST_PREFETCH")]
-    pub prefetch: Prefetch,
+    pub prefetch: SimPrefetchPolicy,
     /// Spread of computation times: standard deviation of their logarithm.
     #[arg(long, default_value_t = 0.0, env = "MOONGATE_LOADTEST_NOISE")]
     pub noise: f64,
@@ -131,7 +131,7 @@ pub struct SimulateArgs {
     pub index_lag: f64,
     /// Which waiting prompt an engine computes next.
     #[arg(long, value_enum, default_value = "fcfs", env = "MOONGATE_LOADTEST_ENGINE_ORDER")]
-    pub engine_order: EngineOrder,
+    pub engine_order: EngineQueueOrder,
     /// With --engine-order priority and a policy that sets none: the share of a request's time of arrival in it.
     #[arg(long, default_value_t = 0.1, env = "MOONGATE_LOADTEST_PRIORITY_AGEING")]
     pub priority_ageing: f64,
@@ -140,7 +140,7 @@ pub struct SimulateArgs {
     pub packed: bool,
     /// An engine that is away: ENGINE@SECONDS+SECONDS, prefill engines counted first. May be given several times.
     #[arg(long, value_delimiter = ',', env = "MOONGATE_LOADTEST_FAIL")]
-    pub fail: Vec<Failure>,
+    pub fail: Vec<EngineOutage>,
     /// Refused clients come back once, when they are told to.
     #[arg(long, env = "MOONGATE_LOADTEST_RETRY")]
     pub retry: bool,
@@ -175,42 +175,42 @@ impl SimulateArgs {
     ///
     /// # Errors
     /// A setting is out of range, or the trace cannot be read.
-    pub fn case(&self) -> anyhow::Result<Case> {
-        self.check()?;
-        let replay = Replay { speed: self.speed, jitter_s: self.jitter, seed: 0 };
+    pub fn experiment(&self) -> anyhow::Result<PolicyExperiment> {
+        self.validate()?;
+        let replay = ReplayOptions { speed: self.speed, jitter_s: self.jitter, seed: 0 };
         let load = match &self.trace {
             Some(path) => {
                 let rows = read_trace(path, self.requests)?;
-                Load::Open(Workload::of_rows(&rows, !self.ignore_sessions), replay)
+                ExperimentLoad::Open(SimulatedWorkload::of_rows(&rows, !self.ignore_sessions), replay)
             }
             None if self.agents => {
-                let settings = AgentSettings {
-                    requests: self.requests.unwrap_or(AgentSettings::default().requests),
-                    ..AgentSettings::default()
+                let settings = AgentTrafficOptions {
+                    requests: self.requests.unwrap_or(AgentTrafficOptions::default().requests),
+                    ..AgentTrafficOptions::default()
                 };
-                Load::Agents(settings, Replay { jitter_s: 0.0, ..replay })
+                ExperimentLoad::Agents(settings, ReplayOptions { jitter_s: 0.0, ..replay })
             }
-            None => Load::MultiTurn(MultiTurnSettings {
+            None => ExperimentLoad::MultiTurn(MultiTurnOptions {
                 clients: self.clients,
                 in_flight: self.in_flight,
                 per_second: self.request_rate,
-                ..MultiTurnSettings::default()
+                ..MultiTurnOptions::default()
             }),
         };
-        Ok(Case {
+        Ok(PolicyExperiment {
             settings: self.settings(),
             scheduling: self.scheduling()?,
             load,
-            contenders: self.policy.clone(),
+            variants: self.policy.clone(),
             seeds: self.all_seeds(),
         })
     }
 
     fn scheduling(&self) -> anyhow::Result<SchedulerSettings> {
-        changed(&SchedulerSettings::default(), &self.set).context("--set")
+        with_overrides(&SchedulerSettings::default(), &self.set).context("--set")
     }
 
-    fn check(&self) -> anyhow::Result<()> {
+    fn validate(&self) -> anyhow::Result<()> {
         let positive = [
             ("--speed", self.speed),
             ("--l3-gbps", self.l3_gbps),
@@ -257,15 +257,15 @@ impl SimulateArgs {
         self.first_seed..=self.first_seed.saturating_add(self.seeds.saturating_sub(1))
     }
 
-    fn settings(&self) -> Settings {
-        let mut settings = Settings::eight_plus_four();
+    fn settings(&self) -> SimulationOptions {
+        let mut settings = SimulationOptions::eight_plus_four();
         let service = &mut settings.service;
         service.prefill_base_s /= self.engine_speed;
         service.prefill_linear_s /= self.engine_speed;
         service.prefill_quadratic_s /= self.engine_speed;
         service.storage_bytes_per_s = self.l3_gbps * 1e9;
         service.kv_bytes_per_token = self.kv_bytes;
-        Settings {
+        SimulationOptions {
             prefill: self.prefill,
             decode: self.decode,
             l1_tokens: self.l1_tokens,
@@ -297,7 +297,7 @@ impl SimulateArgs {
 /// A setting is out of range, the trace cannot be read, the report cannot be written, or the run was stopped.
 pub fn simulate(args: &SimulateArgs, stop: &AtomicBool) -> anyhow::Result<String> {
     if let Some(folder) = &args.suite {
-        args.check()?;
+        args.validate()?;
         return suite::run(
             folder,
             &args.policy,
@@ -308,12 +308,12 @@ pub fn simulate(args: &SimulateArgs, stop: &AtomicBool) -> anyhow::Result<String
         );
     }
     if args.calibrate {
-        args.check()?;
+        args.validate()?;
         return Ok(table::calibration(args.seeds));
     }
-    let case = args.case()?;
+    let case = args.experiment()?;
     let begun = std::time::Instant::now();
-    let standings = run_case(&case, stop);
+    let standings = run_experiment(&case, stop);
     anyhow::ensure!(!stop.load(Ordering::Relaxed), "stopped");
     let elapsed = begun.elapsed();
     let write = |path: &Option<PathBuf>, text: &dyn Fn() -> String| match path {
@@ -333,13 +333,15 @@ mod tests {
     use clap::Parser;
 
     #[derive(Debug, Parser)]
-    struct Cli {
+    struct SimulateTestArgs {
         #[command(flatten)]
         args: SimulateArgs,
     }
 
-    fn case(flags: &[&str]) -> anyhow::Result<Case> {
-        Cli::try_parse_from([&["x", "--agents", "--requests=10"], flags].concat())?.args.case()
+    fn case(flags: &[&str]) -> anyhow::Result<PolicyExperiment> {
+        SimulateTestArgs::try_parse_from([&["x", "--agents", "--requests=10"], flags].concat())?
+            .args
+            .experiment()
     }
 
     #[test]
@@ -348,8 +350,8 @@ mod tests {
             case(&["--prefill=2", "--l3-gbps=3", "--fail=0@60+30", "--policy=random,ideal"]).expect("valid");
         assert_eq!(case.settings.prefill, 2);
         assert!((case.settings.service.storage_bytes_per_s - 3e9).abs() < 1.0);
-        assert_eq!(case.settings.failures, [Failure { engine: 0, at_s: 60.0, for_s: 30.0 }]);
-        assert_eq!(case.contenders.len(), 2);
+        assert_eq!(case.settings.failures, [EngineOutage { engine: 0, at_s: 60.0, for_s: 30.0 }]);
+        assert_eq!(case.variants.len(), 2);
     }
 
     #[test]
@@ -365,7 +367,7 @@ mod tests {
         ] {
             assert!(case(&[flag]).is_err(), "{flag}");
         }
-        assert!(Cli::try_parse_from(["x"]).is_err());
-        assert!(Cli::try_parse_from(["x", "--agents", "--multiturn"]).is_err());
+        assert!(SimulateTestArgs::try_parse_from(["x"]).is_err());
+        assert!(SimulateTestArgs::try_parse_from(["x", "--agents", "--multiturn"]).is_err());
     }
 }

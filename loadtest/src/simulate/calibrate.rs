@@ -5,11 +5,11 @@
 
 use std::sync::atomic::AtomicBool;
 
-use super::ideal::OneEngine;
-use super::multiturn::{MultiTurn, MultiTurnSettings};
-use super::outcome::Summary;
-use super::run::play;
-use super::settings::Settings;
+use super::ideal::SingleEngineRouter;
+use super::multiturn::{MultiTurnOptions, MultiTurnSender};
+use super::outcome::SimulationSummary;
+use super::run::run_simulation;
+use super::settings::SimulationOptions;
 
 /// Host cache of the benchmark: 80 GB on each of four ranks, at 192,512 bytes per token.
 const HOST_TOKENS: u64 = 1_662_000;
@@ -18,7 +18,7 @@ const STORE_TOKENS: u64 = 2_170_000;
 
 /// One row of the published table.
 #[derive(Debug, Clone, Copy)]
-pub struct Measured {
+pub struct PublishedMeasurement {
     /// Which caches were on.
     pub caches: &'static str,
     /// Mean time to first token.
@@ -34,8 +34,8 @@ pub struct Measured {
 }
 
 /// The published table.
-pub const MEASURED: [Measured; 3] = [
-    Measured {
+pub const PUBLISHED_MEASUREMENTS: [PublishedMeasurement; 3] = [
+    PublishedMeasurement {
         caches: "L1",
         ttft_mean_s: 5.91,
         ttft_p90_s: 12.16,
@@ -44,7 +44,7 @@ pub const MEASURED: [Measured; 3] = [
         l2_tokens: 0,
         l3_tokens: 0,
     },
-    Measured {
+    PublishedMeasurement {
         caches: "L1+L2",
         ttft_mean_s: 3.77,
         ttft_p90_s: 10.88,
@@ -53,7 +53,7 @@ pub const MEASURED: [Measured; 3] = [
         l2_tokens: HOST_TOKENS,
         l3_tokens: 0,
     },
-    Measured {
+    PublishedMeasurement {
         caches: "L1+L2+L3",
         ttft_mean_s: 2.58,
         ttft_p90_s: 6.97,
@@ -64,24 +64,29 @@ pub const MEASURED: [Measured; 3] = [
     },
 ];
 
-impl Measured {
+impl PublishedMeasurement {
     /// The engine that it was measured on.
-    pub(crate) fn settings(&self) -> Settings {
-        Settings { l2_tokens: self.l2_tokens, l3_tokens: self.l3_tokens, ..Settings::one_engine() }
+    pub(crate) fn settings(&self) -> SimulationOptions {
+        SimulationOptions {
+            l2_tokens: self.l2_tokens,
+            l3_tokens: self.l3_tokens,
+            ..SimulationOptions::one_engine()
+        }
     }
 }
 
 /// The same with the simulated engine, as the mean over this many seeds.
 #[must_use]
-pub fn calibrate(row: &Measured, seeds: u64) -> Summary {
+pub fn calibrate(row: &PublishedMeasurement, seeds: u64) -> SimulationSummary {
     let settings = row.settings();
-    let runs: Vec<Summary> = (1..=seeds)
+    let runs: Vec<SimulationSummary> = (1..=seeds)
         .map(|seed| {
-            let workload = MultiTurn::workload(MultiTurnSettings::default(), seed);
-            play(&settings, &workload, seed, &mut OneEngine, &AtomicBool::new(false)).summary()
+            let workload = MultiTurnSender::workload(MultiTurnOptions::default(), seed);
+            run_simulation(&settings, &workload, seed, &mut SingleEngineRouter, &AtomicBool::new(false))
+                .summary()
         })
         .collect();
-    Summary::mean(&runs)
+    SimulationSummary::mean(&runs)
 }
 
 #[cfg(test)]
@@ -90,7 +95,7 @@ mod tests {
 
     #[test]
     fn one_engine_shows_what_was_measured() {
-        for row in &MEASURED {
+        for row in &PUBLISHED_MEASUREMENTS {
             // Without optimisation fewer seeds have to do.
             let shown = calibrate(row, if cfg!(debug_assertions) { 3 } else { 8 });
             let line = format!(

@@ -3,11 +3,11 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use super::settings::Settings;
+use super::settings::SimulationOptions;
 
 /// A request to generate.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Sequence {
+pub(crate) struct DecodeSequence {
     pub(crate) attempt: u32,
     /// Tokens that it occupies when it is complete.
     pub(crate) tokens: u64,
@@ -19,7 +19,7 @@ pub(crate) struct Sequence {
 #[derive(Debug, Default)]
 pub(crate) struct DecodeEngine {
     /// Handed over, but without room yet.
-    waiting: VecDeque<Sequence>,
+    waiting: VecDeque<DecodeSequence>,
     /// By the step after which they end.
     batch: BinaryHeap<Reverse<(u64, u32, u64)>>,
     used_tokens: u64,
@@ -27,16 +27,16 @@ pub(crate) struct DecodeEngine {
     steps: f64,
     since: f64,
     /// Goes up whenever the batch changes, so that an outdated end is not taken for one.
-    pub(crate) turn: u32,
+    pub(crate) batch_epoch: u32,
     pub(crate) down: bool,
 }
 
 impl DecodeEngine {
-    fn step_s(&self, settings: &Settings) -> f64 {
+    fn step_s(&self, settings: &SimulationOptions) -> f64 {
         settings.service.decode_step_s(self.batch.len() as u64)
     }
 
-    fn advance(&mut self, now: f64, settings: &Settings) {
+    fn advance(&mut self, now: f64, settings: &SimulationOptions) {
         if !self.batch.is_empty() {
             self.steps += (now - self.since) / self.step_s(settings);
         }
@@ -49,12 +49,12 @@ impl DecodeEngine {
     }
 
     /// Takes a sequence in.
-    pub(crate) fn add(&mut self, sequence: Sequence) {
+    pub(crate) fn add(&mut self, sequence: DecodeSequence) {
         self.waiting.push_back(sequence);
     }
 
     /// Lets those who wait in, as far as there is room; they are put in `joined`.
-    pub(crate) fn admit(&mut self, now: f64, settings: &Settings, joined: &mut Vec<u32>) {
+    pub(crate) fn admit(&mut self, now: f64, settings: &SimulationOptions, joined: &mut Vec<u32>) {
         while let Some(&next) = self.waiting.front() {
             let full = self.batch.len() >= settings.max_running
                 || self.used_tokens + next.tokens > settings.decode_tokens;
@@ -67,19 +67,19 @@ impl DecodeEngine {
             self.used_tokens += next.tokens;
             let last_step = self.steps.ceil() as u64 + u64::from(next.output_tokens);
             self.batch.push(Reverse((last_step, next.attempt, next.tokens)));
-            self.turn += 1;
+            self.batch_epoch += 1;
             joined.push(next.attempt);
         }
     }
 
     /// When the next sequence ends.
-    pub(crate) fn next_end(&self, settings: &Settings) -> Option<f64> {
+    pub(crate) fn next_end(&self, settings: &SimulationOptions) -> Option<f64> {
         let &Reverse((last_step, _, _)) = self.batch.peek()?;
         Some(self.since + f64::max(0.0, last_step as f64 - self.steps) * self.step_s(settings))
     }
 
     /// Takes out the sequences that have ended; they are put in `done`.
-    pub(crate) fn ended(&mut self, now: f64, settings: &Settings, done: &mut Vec<u32>) {
+    pub(crate) fn remove_finished(&mut self, now: f64, settings: &SimulationOptions, done: &mut Vec<u32>) {
         self.advance(now, settings);
         while let Some(&Reverse((last_step, attempt, tokens))) = self.batch.peek() {
             // Half a step of tolerance for the rounding of times.
@@ -88,15 +88,15 @@ impl DecodeEngine {
             }
             self.batch.pop();
             self.used_tokens -= tokens;
-            self.turn += 1;
+            self.batch_epoch += 1;
             done.push(attempt);
         }
     }
 
     /// The engine dies. Answers whose sequences are lost.
-    pub(crate) fn die(&mut self) -> Vec<u32> {
+    pub(crate) fn fail(&mut self) -> Vec<u32> {
         self.down = true;
-        self.turn += 1;
+        self.batch_epoch += 1;
         self.used_tokens = 0;
         let batch = self.batch.drain().map(|Reverse((_, attempt, _))| attempt);
         let mut lost: Vec<u32> =
@@ -112,35 +112,35 @@ mod tests {
 
     #[test]
     fn a_batch_generates_in_step_and_slows_down_with_its_size() {
-        let settings = Settings::eight_plus_four();
+        let settings = SimulationOptions::eight_plus_four();
         let mut engine = DecodeEngine::default();
         let (mut joined, mut done) = (Vec::new(), Vec::new());
-        engine.add(Sequence { attempt: 1, tokens: 1_000, output_tokens: 10 });
+        engine.add(DecodeSequence { attempt: 1, tokens: 1_000, output_tokens: 10 });
         engine.admit(0.0, &settings, &mut joined);
         let alone = engine.next_end(&settings).expect("runs");
         assert!((alone - 10.0 * settings.service.decode_step_s(1)).abs() < 1e-9);
-        engine.add(Sequence { attempt: 2, tokens: 1_000, output_tokens: 100 });
+        engine.add(DecodeSequence { attempt: 2, tokens: 1_000, output_tokens: 100 });
         engine.admit(0.0, &settings, &mut joined);
         let both = engine.next_end(&settings).expect("runs");
         assert!((both - 10.0 * settings.service.decode_step_s(2)).abs() < 1e-9);
-        engine.ended(both, &settings, &mut done);
+        engine.remove_finished(both, &settings, &mut done);
         assert_eq!((joined, done, engine.load()), (vec![1, 2], vec![1], (1, 0, 1_000)));
         assert!(engine.next_end(&settings).expect("runs") > both);
     }
 
     #[test]
     fn who_does_not_fit_waits() {
-        let settings = Settings { decode_tokens: 1_500, ..Settings::eight_plus_four() };
+        let settings = SimulationOptions { decode_tokens: 1_500, ..SimulationOptions::eight_plus_four() };
         let mut engine = DecodeEngine::default();
         let mut joined = Vec::new();
         for attempt in [1, 2] {
-            engine.add(Sequence { attempt, tokens: 1_000, output_tokens: 10 });
+            engine.add(DecodeSequence { attempt, tokens: 1_000, output_tokens: 10 });
         }
         engine.admit(0.0, &settings, &mut joined);
         assert_eq!((joined.as_slice(), engine.load()), ([1].as_slice(), (1, 1, 1_000)));
         let end = engine.next_end(&settings).expect("runs");
         let mut done = Vec::new();
-        engine.ended(end, &settings, &mut done);
+        engine.remove_finished(end, &settings, &mut done);
         engine.admit(end, &settings, &mut joined);
         assert_eq!((done, joined), (vec![1], vec![1, 2]));
     }

@@ -1,77 +1,77 @@
 //! The engines as one machine: what a gateway can ask of them, and what happens then.
 
-use super::clock::{Calendar, Event};
-use super::decode::{DecodeEngine, Sequence};
-use super::memory::Memory;
-use super::outcome::{Outcome, State};
-use super::prefill::{Computed, Later, PrefillEngine, Prompt};
-use super::settings::Settings;
-use super::workload::{Source, Workload};
+use super::caches::SimulatedCaches;
+use super::decode::{DecodeEngine, DecodeSequence};
+use super::event_queue::{SimulationEvent, SimulationEventQueue};
+use super::outcome::{SimulatedOutcome, SimulationResult};
+use super::prefill::{DelayedWork, PrefillEngine, PrefillResult, PromptBlocks};
+use super::settings::SimulationOptions;
+use super::workload::{ArrivalMode, SimulatedWorkload};
 
 /// One try to serve a request.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Attempt {
+pub(crate) struct SimulatedAttempt {
     pub(crate) request: u32,
     pub(crate) prefill: usize,
     pub(crate) decode: usize,
-    pub(crate) computed: Computed,
+    pub(crate) computed: PrefillResult,
     /// Lost with an engine; what is still planned for it does not happen.
-    dead: bool,
+    lost: bool,
 }
 
 /// What the engines tell of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Notice {
+pub(crate) enum FleetNotification {
     /// An engine has computed its prompt. A gateway does not see this where the KV cache is handed over.
     Computed(u32),
     /// The client has its first token.
     FirstToken(u32),
     /// The answer is complete.
-    Ended(u32),
+    Finished(u32),
     /// An engine died with it: attempt, engine as in `Failure`.
     Lost(u32, usize),
     /// An engine has died or is back: engine as in `Failure`, whether it is up.
-    Turned(usize, bool),
+    AvailabilityChanged(usize, bool),
 }
 
 /// Engines, caches, clock, and the record of what happened.
 #[derive(Debug)]
-pub(crate) struct Fleet<'a> {
-    pub(crate) settings: &'a Settings,
-    pub(crate) workload: &'a Workload,
-    pub(crate) calendar: Calendar,
+pub(crate) struct SimulatedFleet<'a> {
+    pub(crate) settings: &'a SimulationOptions,
+    pub(crate) workload: &'a SimulatedWorkload,
+    pub(crate) events: SimulationEventQueue,
     pub(crate) prefills: Vec<PrefillEngine>,
     pub(crate) decodes: Vec<DecodeEngine>,
-    pub(crate) memory: Memory,
-    pub(crate) attempts: Vec<Attempt>,
-    pub(crate) outcome: Outcome,
-    pub(crate) source: Source,
+    pub(crate) caches: SimulatedCaches,
+    pub(crate) attempts: Vec<SimulatedAttempt>,
+    pub(crate) result: SimulationResult,
+    pub(crate) source: ArrivalMode,
     /// What the controlling side has not heard of yet.
-    pub(crate) notices: Vec<Notice>,
+    pub(crate) notifications: Vec<FleetNotification>,
     /// Factor on each request's service time. The same for every policy.
     noise: Vec<f64>,
-    later: Vec<Later>,
-    done: Vec<(u32, Computed)>,
+    delayed: Vec<DelayedWork>,
+    done: Vec<(u32, PrefillResult)>,
     joined: Vec<u32>,
 }
 
-impl<'a> Fleet<'a> {
-    pub(crate) fn new(settings: &'a Settings, workload: &'a Workload, seed: u64) -> Self {
+impl<'a> SimulatedFleet<'a> {
+    pub(crate) fn new(settings: &'a SimulationOptions, workload: &'a SimulatedWorkload, seed: u64) -> Self {
         let slow = |number| if number == 0 { settings.slow_engine } else { 1.0 };
         let decodes = if settings.decode == 0 { settings.prefill } else { settings.decode };
         Self {
             settings,
             workload,
-            calendar: Calendar::default(),
+            events: SimulationEventQueue::default(),
             prefills: (0..settings.prefill).map(|number| PrefillEngine::new(number, slow(number))).collect(),
             decodes: (0..decodes).map(|_| DecodeEngine::default()).collect(),
-            memory: Memory::new(settings, workload.tokens_of()),
+            caches: SimulatedCaches::new(settings, workload.block_token_counts()),
             attempts: Vec::with_capacity(workload.requests.len()),
-            outcome: Outcome::new(settings, workload),
+            result: SimulationResult::new(settings, workload),
             source: workload.source.clone(),
-            notices: Vec::new(),
+            notifications: Vec::new(),
             noise: noise(workload.requests.len(), settings.noise_sigma, seed),
-            later: Vec::new(),
+            delayed: Vec::new(),
             done: Vec::new(),
             joined: Vec::new(),
         }
@@ -79,7 +79,13 @@ impl<'a> Fleet<'a> {
 
     /// A new attempt at a request. It does nothing until it is sent.
     pub(crate) fn attempt(&mut self, request: u32) -> u32 {
-        let attempt = Attempt { request, prefill: 0, decode: 0, computed: Computed::default(), dead: false };
+        let attempt = SimulatedAttempt {
+            request,
+            prefill: 0,
+            decode: 0,
+            computed: PrefillResult::default(),
+            lost: false,
+        };
         self.attempts.push(attempt);
         u32::try_from(self.attempts.len() - 1).unwrap_or(u32::MAX)
     }
@@ -89,101 +95,111 @@ impl<'a> Fleet<'a> {
         let record = &mut self.attempts[attempt as usize];
         (record.prefill, record.decode) = (prefill, decode);
         let request = record.request;
-        if !self.prefills[prefill].up {
-            self.lose(attempt, prefill);
+        if !self.prefills[prefill].available {
+            self.mark_lost(attempt, prefill);
             return;
         }
-        self.outcome.sent(now, request, prefill);
+        self.result.record_send(now, request, prefill);
         let prompt = prompt(self.workload, request);
         self.prefills[prefill].enqueue(
             now,
             (attempt, priority),
             prompt,
-            &mut self.memory,
+            &mut self.caches,
             self.settings,
-            &mut self.later,
+            &mut self.delayed,
         );
-        self.begin(now, prefill);
+        self.start_pass(now, prefill);
     }
 
     /// What an event does to the engines.
-    pub(crate) fn happen(&mut self, now: f64, event: Event) {
+    pub(crate) fn handle_event(&mut self, now: f64, event: SimulationEvent) {
         match event {
-            Event::Fetched(engine, turn, life) => self.fetched(now, engine as usize, turn, life),
-            Event::Begin(engine) => self.begin(now, engine as usize),
-            Event::Passed(engine, life) => self.passed(now, engine as usize, life),
-            Event::HandedOver(attempt) => self.handed_over(now, attempt),
-            Event::Decoded(engine, turn) => self.decoded(now, engine as usize, turn),
-            Event::Die(engine) => self.die(now, engine as usize),
-            Event::Return(engine) => self.come_back(engine as usize),
-            Event::Arrive(_) | Event::Poll | Event::Wake(..) | Event::Tick | Event::Freed(_) => {}
+            SimulationEvent::FetchEnded(engine, turn, life) => self.fetched(now, engine as usize, turn, life),
+            SimulationEvent::StartPass(engine) => self.start_pass(now, engine as usize),
+            SimulationEvent::PassEnded(engine, life) => self.finish_pass(now, engine as usize, life),
+            SimulationEvent::KvTransferred(attempt) => self.handed_over(now, attempt),
+            SimulationEvent::SequenceEnded(engine, turn) => self.decoded(now, engine as usize, turn),
+            SimulationEvent::EngineFailed(engine) => self.fail_engine(now, engine as usize),
+            SimulationEvent::EngineRecovered(engine) => self.recover_engine(engine as usize),
+            SimulationEvent::RequestArrived(_)
+            | SimulationEvent::Poll
+            | SimulationEvent::SchedulerWakeup(..)
+            | SimulationEvent::SenderTick
+            | SimulationEvent::InFlightSlotFreed(_) => {}
         }
     }
 
     /// A request is over. Whoever waits for its end comes now, or when it is due.
-    pub(crate) fn finish(&mut self, now: f64, request: u32, state: State) {
-        self.outcome.finished(now, request, state);
+    pub(crate) fn finish(&mut self, now: f64, request: u32, state: SimulatedOutcome) {
+        self.result.record_end(now, request, state);
         for &next in self.workload.successors(request) {
             let due = self.workload.requests[next as usize].due_s;
-            self.calendar.plan(due.max(now), Event::Arrive(next));
+            self.events.schedule(due.max(now), SimulationEvent::RequestArrived(next));
         }
     }
 
     fn fetched(&mut self, now: f64, engine: usize, turn: u32, life: u32) {
         let prefill = &mut self.prefills[engine];
-        if prefill.life != life {
+        if prefill.epoch != life {
             return;
         }
-        if let Some(arrived) = prefill.fetched(now, turn, self.settings, &mut self.later) {
+        if let Some(arrived) = prefill.fetched(now, turn, self.settings, &mut self.delayed) {
             let request = self.attempts[arrived.attempt as usize].request;
             let blocks = self.workload.blocks(request);
-            let (behind, count) = (arrived.behind as usize, arrived.blocks as usize);
-            self.memory.fetched(now, engine, &blocks[behind..behind + count]);
+            let (behind, count) = (arrived.preceding_blocks as usize, arrived.blocks as usize);
+            self.caches.insert_fetched(now, engine, &blocks[behind..behind + count]);
         }
-        self.begin(now, engine);
+        self.start_pass(now, engine);
     }
 
     /// Begins a pass if the engine is idle and somebody's turn has come.
-    fn begin(&mut self, now: f64, engine: usize) {
+    fn start_pass(&mut self, now: f64, engine: usize) {
         let prefill = &mut self.prefills[engine];
         if prefill.idle() {
-            while prefill.room(self.settings) > 0 {
-                let Some(next) = prefill.next(now, self.settings, &mut self.later) else { break };
+            while prefill.remaining_budget(self.settings) > 0 {
+                let Some(next) = prefill.dequeue(now, self.settings, &mut self.delayed) else { break };
                 let request = self.attempts[next.attempt() as usize].request;
                 let prompt = prompt(self.workload, request);
                 if next.new > 0 {
-                    let behind = next.behind() as usize;
-                    self.memory.fetched(now, engine, &prompt.blocks[behind..behind + next.new as usize]);
+                    let behind = next.preceding_blocks() as usize;
+                    self.caches.insert_fetched(
+                        now,
+                        engine,
+                        &prompt.blocks[behind..behind + next.new as usize],
+                    );
                 }
-                prefill.admit(&next, prompt, self.noise[request as usize], &mut self.memory, self.settings);
+                prefill.admit(&next, prompt, self.noise[request as usize], &mut self.caches, self.settings);
             }
-            if let Some(seconds) = prefill.pass(self.settings) {
-                let (engine, life) = (number(engine), prefill.life);
-                self.calendar.plan(now + seconds, Event::Passed(engine, life));
+            if let Some(seconds) = prefill.start_pass(self.settings) {
+                let (engine, life) = (number(engine), prefill.epoch);
+                self.events.schedule(now + seconds, SimulationEvent::PassEnded(engine, life));
             }
         }
-        let life = prefill.life;
-        for later in self.later.drain(..) {
+        let life = prefill.epoch;
+        for later in self.delayed.drain(..) {
             let (at, event) = match later {
-                Later::Fetched(at, turn) => (at, Event::Fetched(number(engine), turn, life)),
-                Later::Begin(at) => (at, Event::Begin(number(engine))),
+                DelayedWork::Fetched(at, turn) => {
+                    (at, SimulationEvent::FetchEnded(number(engine), turn, life))
+                }
+                DelayedWork::Begin(at) => (at, SimulationEvent::StartPass(number(engine))),
             };
-            self.calendar.plan(at, event);
+            self.events.schedule(at, event);
         }
     }
 
-    fn passed(&mut self, now: f64, engine: usize, life: u32) {
-        if self.prefills[engine].life != life {
+    fn finish_pass(&mut self, now: f64, engine: usize, life: u32) {
+        if self.prefills[engine].epoch != life {
             return;
         }
         let mut done = std::mem::take(&mut self.done);
-        self.prefills[engine].passed(&mut done);
+        self.prefills[engine].finish_pass(&mut done);
         for (attempt, computed) in done.drain(..) {
             let record = &mut self.attempts[attempt as usize];
             record.computed = computed;
-            self.notices.push(Notice::Computed(attempt));
+            self.notifications.push(FleetNotification::Computed(attempt));
             let request = record.request;
-            self.memory.computed(now, engine, self.workload.blocks(request));
+            self.caches.insert_computed(now, engine, self.workload.blocks(request));
             if self.settings.decode == 0 {
                 self.attempts[attempt as usize].decode = engine;
                 self.handed_over(now, attempt);
@@ -191,25 +207,25 @@ impl<'a> Fleet<'a> {
                 let input = self.workload.requests[request as usize].input_tokens as usize;
                 let new = input - computed.cached_tokens() as usize;
                 let service = &self.settings.service;
-                let at = now + service.transfer_s(service.last_handed_over(input, new));
-                self.calendar.plan(at, Event::HandedOver(attempt));
+                let at = now + service.transfer_s(service.last_transfer_tokens(input, new));
+                self.events.schedule(at, SimulationEvent::KvTransferred(attempt));
             }
         }
         self.done = done;
-        self.begin(now, engine);
+        self.start_pass(now, engine);
     }
 
     fn handed_over(&mut self, now: f64, attempt: u32) {
         let record = self.attempts[attempt as usize];
-        if record.dead {
+        if record.lost {
             return;
         }
         if self.decodes[record.decode].down {
-            self.lose(attempt, self.settings.prefill + record.decode);
+            self.mark_lost(attempt, self.settings.prefill + record.decode);
             return;
         }
         let request = &self.workload.requests[record.request as usize];
-        self.decodes[record.decode].add(Sequence {
+        self.decodes[record.decode].add(DecodeSequence {
             attempt,
             tokens: u64::from(request.input_tokens) + u64::from(request.output_tokens),
             // The first token came with the prompt's KV cache.
@@ -222,68 +238,68 @@ impl<'a> Fleet<'a> {
         let engine = &mut self.decodes[decode];
         engine.admit(now, self.settings, &mut self.joined);
         if let Some(at) = engine.next_end(self.settings) {
-            self.calendar.plan(at, Event::Decoded(number(decode), engine.turn));
+            self.events.schedule(at, SimulationEvent::SequenceEnded(number(decode), engine.batch_epoch));
         }
         for attempt in self.joined.drain(..) {
             let record = self.attempts[attempt as usize];
-            self.outcome.first_token(now, record.request, &record.computed);
-            self.notices.push(Notice::FirstToken(attempt));
-            if let Source::Closed(sender) = &mut self.source {
+            self.result.record_first_token(now, record.request, &record.computed);
+            self.notifications.push(FleetNotification::FirstToken(attempt));
+            if let ArrivalMode::Closed(sender) = &mut self.source {
                 let at = now + sender.lag_s(record.computed.service_s);
-                self.calendar.plan(at, Event::Freed(record.request));
+                self.events.schedule(at, SimulationEvent::InFlightSlotFreed(record.request));
             }
         }
     }
 
     fn decoded(&mut self, now: f64, decode: usize, turn: u32) {
         let engine = &mut self.decodes[decode];
-        if engine.turn != turn || engine.down {
+        if engine.batch_epoch != turn || engine.down {
             return;
         }
         let mut done = Vec::new();
-        engine.ended(now, self.settings, &mut done);
+        engine.remove_finished(now, self.settings, &mut done);
         for attempt in done {
-            self.notices.push(Notice::Ended(attempt));
+            self.notifications.push(FleetNotification::Finished(attempt));
             let request = self.attempts[attempt as usize].request;
-            self.finish(now, request, State::Served);
+            self.finish(now, request, SimulatedOutcome::Served);
         }
         self.admit(now, decode);
     }
 
-    fn lose(&mut self, attempt: u32, engine: usize) {
-        self.attempts[attempt as usize].dead = true;
-        self.notices.push(Notice::Lost(attempt, engine));
+    fn mark_lost(&mut self, attempt: u32, engine: usize) {
+        self.attempts[attempt as usize].lost = true;
+        self.notifications.push(FleetNotification::Lost(attempt, engine));
     }
 
-    fn die(&mut self, now: f64, engine: usize) {
+    fn fail_engine(&mut self, now: f64, engine: usize) {
         let lost = if engine < self.settings.prefill {
-            self.memory.lost(now, engine);
-            let lost = self.prefills[engine].die();
+            self.caches.clear_engine(now, engine);
+            let lost = self.prefills[engine].fail();
             if self.settings.decode == 0 {
-                lost.into_iter().chain(self.decodes[engine].die()).collect()
+                lost.into_iter().chain(self.decodes[engine].fail()).collect()
             } else {
                 lost
             }
         } else {
-            self.decodes[engine - self.settings.prefill].die()
+            self.decodes[engine - self.settings.prefill].fail()
         };
-        self.notices.push(Notice::Turned(engine, false));
+        self.notifications.push(FleetNotification::AvailabilityChanged(engine, false));
         for attempt in lost {
-            self.lose(attempt, engine);
+            self.mark_lost(attempt, engine);
         }
     }
 
-    fn come_back(&mut self, engine: usize) {
+    fn recover_engine(&mut self, engine: usize) {
         match engine.checked_sub(self.settings.prefill) {
             Some(decode) => self.decodes[decode].down = false,
             None => {
-                self.prefills[engine].up = true;
+                self.prefills[engine].available = true;
                 if self.settings.decode == 0 {
                     self.decodes[engine].down = false;
                 }
             }
         }
-        self.notices.push(Notice::Turned(engine, true));
+        self.notifications.push(FleetNotification::AvailabilityChanged(engine, true));
     }
 }
 
@@ -291,8 +307,8 @@ fn number(engine: usize) -> u32 {
     u32::try_from(engine).unwrap_or(u32::MAX)
 }
 
-fn prompt(workload: &Workload, request: u32) -> Prompt<'_> {
-    Prompt {
+fn prompt(workload: &SimulatedWorkload, request: u32) -> PromptBlocks<'_> {
+    PromptBlocks {
         blocks: workload.blocks(request),
         input_tokens: workload.requests[request as usize].input_tokens,
         block_tokens: workload.block_tokens,

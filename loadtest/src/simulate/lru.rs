@@ -2,13 +2,13 @@
 //! look into a table and nothing is hashed.
 
 /// Not held.
-const ABSENT: u32 = u32::MAX;
+const NOT_CACHED: u32 = u32::MAX;
 /// No neighbour on that side.
-const END: u32 = u32::MAX - 1;
+const LIST_END: u32 = u32::MAX - 1;
 
 /// What an insertion did to a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum BlockChange {
     Added(u32),
     Evicted(u32),
 }
@@ -34,15 +34,15 @@ impl BlockLru {
         Self {
             capacity,
             used: 0,
-            newer: vec![ABSENT; blocks],
-            older: vec![ABSENT; blocks],
-            newest: END,
-            oldest: END,
+            newer: vec![NOT_CACHED; blocks],
+            older: vec![NOT_CACHED; blocks],
+            newest: LIST_END,
+            oldest: LIST_END,
         }
     }
 
     pub(crate) fn contains(&self, block: u32) -> bool {
-        self.newer.get(block as usize).is_some_and(|&newer| newer != ABSENT)
+        self.newer.get(block as usize).is_some_and(|&newer| newer != NOT_CACHED)
     }
 
     /// How many of `blocks` are held without a gap, from the first on.
@@ -61,7 +61,7 @@ impl BlockLru {
     }
 
     /// Makes `blocks` the most recently used, the first one last, and adds what is missing, as far as it fits.
-    pub(crate) fn put(&mut self, blocks: &[u32], tokens: &[u32], mut tell: impl FnMut(Change)) {
+    pub(crate) fn put(&mut self, blocks: &[u32], tokens: &[u32], mut tell: impl FnMut(BlockChange)) {
         let mut fitting = 0;
         let mut sum = 0_u64;
         let mut missing = 0_u64;
@@ -86,51 +86,51 @@ impl BlockLru {
                 self.unlink(block);
             } else {
                 let weight = u64::from(tokens[block as usize]);
-                while self.used + weight > self.capacity && self.oldest != END {
+                while self.used + weight > self.capacity && self.oldest != LIST_END {
                     let evicted = self.oldest;
                     self.remove(evicted, tokens);
-                    tell(Change::Evicted(evicted));
+                    tell(BlockChange::Evicted(evicted));
                 }
                 self.used += weight;
-                tell(Change::Added(block));
+                tell(BlockChange::Added(block));
             }
             self.link_newest(block);
         }
     }
 
     /// Forgets everything, telling what.
-    pub(crate) fn clear(&mut self, tokens: &[u32], mut tell: impl FnMut(Change)) {
-        while self.oldest != END {
+    pub(crate) fn clear(&mut self, tokens: &[u32], mut tell: impl FnMut(BlockChange)) {
+        while self.oldest != LIST_END {
             let block = self.oldest;
             self.remove(block, tokens);
-            tell(Change::Evicted(block));
+            tell(BlockChange::Evicted(block));
         }
     }
 
     fn remove(&mut self, block: u32, tokens: &[u32]) {
         self.unlink(block);
-        self.newer[block as usize] = ABSENT;
+        self.newer[block as usize] = NOT_CACHED;
         self.used -= u64::from(tokens[block as usize]);
     }
 
     fn unlink(&mut self, block: u32) {
         let (newer, older) = (self.newer[block as usize], self.older[block as usize]);
         match newer {
-            END => self.newest = older,
+            LIST_END => self.newest = older,
             newer => self.older[newer as usize] = older,
         }
         match older {
-            END => self.oldest = newer,
+            LIST_END => self.oldest = newer,
             older => self.newer[older as usize] = newer,
         }
     }
 
     fn link_newest(&mut self, block: u32) {
         let older = self.newest;
-        self.newer[block as usize] = END;
+        self.newer[block as usize] = LIST_END;
         self.older[block as usize] = older;
         match older {
-            END => self.oldest = block,
+            LIST_END => self.oldest = block,
             older => self.newer[older as usize] = block,
         }
         self.newest = block;
@@ -174,15 +174,15 @@ mod tests {
                     continue;
                 }
                 lru.put(&blocks, &weights, |change| assert!(match change {
-                    Change::Added(block) => told.insert(block),
-                    Change::Evicted(block) => told.remove(&block),
+                    BlockChange::Added(block) => told.insert(block),
+                    BlockChange::Evicted(block) => told.remove(&block),
                 }));
                 prop_assert!((0..30).all(|block| lru.contains(block) == told.contains(&block)));
                 let sum: u64 = told.iter().map(|&block| u64::from(weights[block as usize])).sum();
                 prop_assert_eq!(sum, lru.used);
                 prop_assert!(sum <= capacity);
             }
-            lru.clear(&weights, |change| if let Change::Evicted(block) = change { told.remove(&block); });
+            lru.clear(&weights, |change| if let BlockChange::Evicted(block) = change { told.remove(&block); });
             prop_assert!(told.is_empty() && lru.used == 0);
         }
     }

@@ -14,16 +14,17 @@
 
 mod agents;
 mod args;
+mod cache_index;
+mod caches;
 mod calibrate;
-mod clock;
 mod decode;
+mod event_queue;
+mod fetch_queue;
 mod fleet;
 mod gateway;
 mod ideal;
 mod lru;
-mod memory;
 mod multiturn;
-mod nic;
 mod outcome;
 mod prefill;
 mod published;
@@ -35,20 +36,22 @@ mod suite;
 mod svg;
 mod sweep;
 mod table;
-mod view;
 mod workload;
 
-pub use self::agents::{AgentSettings, agents};
+pub use self::agents::{AgentTrafficOptions, generate_agent_traffic};
 pub use self::args::{SimulateArgs, simulate};
-pub use self::calibrate::{MEASURED, Measured, calibrate};
+pub use self::calibrate::{PUBLISHED_MEASUREMENTS, PublishedMeasurement, calibrate};
 pub use self::ideal::IdealOrder;
-pub use self::multiturn::{MultiTurn, MultiTurnSettings};
-pub use self::outcome::{Outcome, Record, State, Summary, quantile};
-pub use self::published::{Shown, published_plot};
-pub use self::settings::{EngineOrder, Failure, MAX_PREFILL, Prefetch, Settings};
-pub use self::svg::{Plot, Scale};
-pub use self::sweep::{Case, ChangeError, Contender, ContenderKind, Load, Standing, changed, run_case};
-pub use self::workload::{Replay, SimRequest, Source, Workload};
+pub use self::multiturn::{MultiTurnOptions, MultiTurnSender};
+pub use self::outcome::{RequestHistory, SimulatedOutcome, SimulationResult, SimulationSummary, quantile};
+pub use self::published::{BenchmarkResult, published_plot};
+pub use self::settings::{EngineOutage, EngineQueueOrder, MAX_PREFILL, SimPrefetchPolicy, SimulationOptions};
+pub use self::svg::{AxisScale, SvgPlot};
+pub use self::sweep::{
+    ExperimentLoad, PolicyExperiment, PolicyResult, PolicyVariant, PolicyVariantKind, SettingOverrideError,
+    run_experiment, with_overrides,
+};
+pub use self::workload::{ArrivalMode, ReplayOptions, SimulatedWorkload, WorkloadRequest};
 
 #[cfg(test)]
 mod tests;

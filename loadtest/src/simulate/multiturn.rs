@@ -1,14 +1,14 @@
 //! SGLang's `benchmark/hicache/bench_multiturn.py`: many clients, each with a conversation that grows by one text per
 //! round, few requests in flight.
 
-use super::workload::{Prompts, Source, Workload};
+use super::workload::{ArrivalMode, SimulatedWorkload, WorkloadBuilder};
 
 /// Pause of the sender while as many requests are in flight as allowed.
 const FULL_PAUSE_S: f64 = 0.050;
 
 /// The benchmark's settings.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct MultiTurnSettings {
+pub struct MultiTurnOptions {
     /// Conversations.
     pub clients: u32,
     /// Requests of each.
@@ -22,19 +22,26 @@ pub struct MultiTurnSettings {
     /// How long after its first token a request stays in flight, in multiples of its computation. This is the mean; the
     /// time is uniform between none and twice of it. The published figures show, by Little's law, 3.4 requests in flight
     /// where the benchmark allows 4.
-    pub lag: f64,
+    pub in_flight_lag: f64,
 }
 
-impl Default for MultiTurnSettings {
+impl Default for MultiTurnOptions {
     fn default() -> Self {
-        Self { clients: 150, rounds: 10, text_tokens: 2_048, in_flight: 4, per_second: 16.0, lag: 0.5 }
+        Self {
+            clients: 150,
+            rounds: 10,
+            text_tokens: 2_048,
+            in_flight: 4,
+            per_second: 16.0,
+            in_flight_lag: 0.5,
+        }
     }
 }
 
 /// The sender's state.
 #[derive(Debug, Clone)]
-pub struct MultiTurn {
-    pub(crate) settings: MultiTurnSettings,
+pub struct MultiTurnSender {
+    pub(crate) settings: MultiTurnOptions,
     random: fastrand::Rng,
     round: u32,
     /// Clients that may send their request of this round.
@@ -44,12 +51,12 @@ pub struct MultiTurn {
     ended: u32,
 }
 
-impl MultiTurn {
+impl MultiTurnSender {
     /// The benchmark as a workload.
     #[must_use]
-    pub fn workload(settings: MultiTurnSettings, seed: u64) -> Workload {
+    pub fn workload(settings: MultiTurnOptions, seed: u64) -> SimulatedWorkload {
         // An engine's cache evicts a turn as a whole: it is one node of the tree.
-        let mut prompts = Prompts::new(settings.text_tokens as usize);
+        let mut prompts = WorkloadBuilder::new(settings.text_tokens as usize);
         for round in 1..=settings.rounds {
             for client in 0..u64::from(settings.clients) {
                 let ids: Vec<u64> =
@@ -59,7 +66,14 @@ impl MultiTurn {
         }
         let random = fastrand::Rng::with_seed(seed);
         let ready = (0..settings.clients).collect();
-        prompts.finish(Source::Closed(Self { settings, random, round: 0, ready, in_flight: 0, ended: 0 }))
+        prompts.finish(ArrivalMode::Closed(Self {
+            settings,
+            random,
+            round: 0,
+            ready,
+            in_flight: 0,
+            ended: 0,
+        }))
     }
 
     /// The sender's turn: which request it sends, if any, and after how many seconds its next turn comes; `None` when
@@ -79,11 +93,11 @@ impl MultiTurn {
 
     /// How long a request stays in flight after its first token.
     pub(crate) fn lag_s(&mut self, service_s: f64) -> f64 {
-        2.0 * self.settings.lag * self.random.f64() * service_s
+        2.0 * self.settings.in_flight_lag * self.random.f64() * service_s
     }
 
     /// A request has left the sender's books.
-    pub(crate) fn freed(&mut self) {
+    pub(crate) fn release_in_flight(&mut self) {
         self.in_flight -= 1;
         self.ended += 1;
         if self.ended == self.settings.clients {
@@ -103,20 +117,20 @@ mod tests {
     #[test]
     fn a_round_begins_when_the_last_one_has_ended() {
         let settings =
-            MultiTurnSettings { clients: 3, rounds: 2, in_flight: 2, ..MultiTurnSettings::default() };
-        let workload = MultiTurn::workload(settings, 1);
+            MultiTurnOptions { clients: 3, rounds: 2, in_flight: 2, ..MultiTurnOptions::default() };
+        let workload = MultiTurnSender::workload(settings, 1);
         assert_eq!(workload.requests.len(), 6);
         assert_eq!(workload.blocks(0), &workload.blocks(3)[..1]);
-        let Source::Closed(mut sender) = workload.source else { panic!("closed") };
+        let ArrivalMode::Closed(mut sender) = workload.source else { panic!("closed") };
         let first = sender.tick().0.expect("sends");
         let second = sender.tick().0.expect("sends");
         assert!(first != second && first < 3 && second < 3);
         assert_eq!(sender.tick(), (None, Some(FULL_PAUSE_S)));
-        sender.freed();
+        sender.release_in_flight();
         assert!(sender.tick().0.expect("the third") < 3);
-        sender.freed();
+        sender.release_in_flight();
         assert_eq!(sender.tick().0, None);
-        sender.freed();
+        sender.release_in_flight();
         assert!(sender.tick().0.expect("the next round") >= 3);
     }
 }

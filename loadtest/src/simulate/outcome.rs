@@ -2,13 +2,13 @@
 
 use serde::Serialize;
 
-use super::prefill::Computed;
-use super::settings::Settings;
-use super::workload::Workload;
+use super::prefill::PrefillResult;
+use super::settings::SimulationOptions;
+use super::workload::SimulatedWorkload;
 
 /// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum SimulatedOutcome {
     /// Not yet.
     Open,
     /// With a complete answer.
@@ -21,7 +21,7 @@ pub enum State {
 
 /// One request's history. Times are in seconds.
 #[derive(Debug, Clone, Copy)]
-pub struct Record {
+pub struct RequestHistory {
     /// When the client sent it; NaN until then.
     pub arrived_s: f64,
     /// When it was handed to an engine, the last time; NaN until then.
@@ -37,7 +37,7 @@ pub struct Record {
     /// … fetched from the shared store.
     pub l3_tokens: u32,
     /// How it ended.
-    pub state: State,
+    pub state: SimulatedOutcome,
     /// After how many seconds a refused client was told to come back; NaN if it was not.
     pub retry_after_s: f64,
     /// When the client came back after a refusal, as it was told; NaN if it did not.
@@ -46,9 +46,9 @@ pub struct Record {
 
 /// Everything that a run tells.
 #[derive(Debug, Clone)]
-pub struct Outcome {
+pub struct SimulationResult {
     /// One per request of the workload.
-    pub records: Vec<Record>,
+    pub records: Vec<RequestHistory>,
     /// Requests that are not over.
     pub open: usize,
     /// The first requests, which found cold caches and do not count.
@@ -67,7 +67,7 @@ pub struct Outcome {
 
 /// The figures of one run, or the mean of several.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct Summary {
+pub struct SimulationSummary {
     /// Mean time to first token of the served requests.
     pub ttft_mean_s: f64,
     /// Median.
@@ -101,9 +101,9 @@ pub struct Summary {
     pub ttft_max_s: f64,
 }
 
-impl Outcome {
-    pub(crate) fn new(settings: &Settings, workload: &Workload) -> Self {
-        let record = Record {
+impl SimulationResult {
+    pub(crate) fn new(settings: &SimulationOptions, workload: &SimulatedWorkload) -> Self {
+        let record = RequestHistory {
             arrived_s: f64::NAN,
             sent_s: f64::NAN,
             first_token_s: f64::NAN,
@@ -111,7 +111,7 @@ impl Outcome {
             l1_tokens: 0,
             l2_tokens: 0,
             l3_tokens: 0,
-            state: State::Open,
+            state: SimulatedOutcome::Open,
             retry_after_s: f64::NAN,
             retried_s: f64::NAN,
         };
@@ -128,7 +128,7 @@ impl Outcome {
         }
     }
 
-    pub(crate) fn arrived(&mut self, now: f64, request: u32) {
+    pub(crate) fn record_arrival(&mut self, now: f64, request: u32) {
         let record = &mut self.records[request as usize];
         if record.arrived_s.is_nan() {
             record.arrived_s = now;
@@ -138,13 +138,13 @@ impl Outcome {
         self.progress_s = now;
     }
 
-    pub(crate) fn sent(&mut self, now: f64, request: u32, engine: usize) {
+    pub(crate) fn record_send(&mut self, now: f64, request: u32, engine: usize) {
         let record = &mut self.records[request as usize];
         (record.sent_s, record.engine) = (now, engine);
         self.progress_s = now;
     }
 
-    pub(crate) fn first_token(&mut self, now: f64, request: u32, computed: &Computed) {
+    pub(crate) fn record_first_token(&mut self, now: f64, request: u32, computed: &PrefillResult) {
         let record = &mut self.records[request as usize];
         record.first_token_s = now;
         record.l1_tokens = computed.l1_tokens;
@@ -154,11 +154,15 @@ impl Outcome {
     }
 
     /// The first token of a live engine's answer, which tells only how many tokens were cached.
-    pub(crate) fn answered(&mut self, at: f64, request: u32, cached_tokens: u32) {
-        self.first_token(at, request, &Computed { l1_tokens: cached_tokens, ..Computed::default() });
+    pub(crate) fn record_live_first_token(&mut self, at: f64, request: u32, cached_tokens: u32) {
+        self.record_first_token(
+            at,
+            request,
+            &PrefillResult { l1_tokens: cached_tokens, ..PrefillResult::default() },
+        );
     }
 
-    pub(crate) fn finished(&mut self, now: f64, request: u32, state: State) {
+    pub(crate) fn record_end(&mut self, now: f64, request: u32, state: SimulatedOutcome) {
         self.records[request as usize].state = state;
         self.open -= 1;
         self.end_s = now;
@@ -178,7 +182,7 @@ impl Outcome {
     }
 
     /// The requests that count, with their numbers: caches were warm.
-    fn counted(&self) -> impl Iterator<Item = (usize, &Record)> {
+    fn counted(&self) -> impl Iterator<Item = (usize, &RequestHistory)> {
         self.records.iter().enumerate().skip(self.warmup)
     }
 
@@ -193,31 +197,33 @@ impl Outcome {
 
     /// The figures.
     #[must_use]
-    pub fn summary(&self) -> Summary {
+    pub fn summary(&self) -> SimulationSummary {
         let times = self.ttfts();
         let all = self.counted().count().max(1) as f64;
-        let share =
-            |state: State| self.counted().filter(|(_, record)| record.state == state).count() as f64 / all;
-        let in_time = |(at, record): &(usize, &Record)| {
-            record.first_token_s - record.arrived_s <= self.target_s[*at] && record.state != State::Failed
+        let share = |state: SimulatedOutcome| {
+            self.counted().filter(|(_, record)| record.state == state).count() as f64 / all
+        };
+        let in_time = |(at, record): &(usize, &RequestHistory)| {
+            record.first_token_s - record.arrived_s <= self.target_s[*at]
+                && record.state != SimulatedOutcome::Failed
         };
         let met = self.counted().filter(in_time).count();
-        let sum = |of: &dyn Fn(usize, &Record) -> u32| -> f64 {
+        let sum = |of: &dyn Fn(usize, &RequestHistory) -> u32| -> f64 {
             let served = self.counted().filter(|(_, record)| !record.first_token_s.is_nan());
             served.map(|(at, record)| f64::from(of(at, record))).sum()
         };
         let tokens = sum(&|at, _| self.input_tokens[at]);
-        let hit = |of: fn(&Record) -> u32| sum(&|_, record| of(record)) / tokens.max(1.0);
+        let hit = |of: fn(&RequestHistory) -> u32| sum(&|_, record| of(record)) / tokens.max(1.0);
         let first = self.counted().map(|(_, record)| record.arrived_s).fold(f64::INFINITY, f64::min);
-        Summary {
+        SimulationSummary {
             ttft_mean_s: times.iter().sum::<f64>() / (times.len().max(1) as f64),
             ttft_p50_s: quantile(&times, 0.5),
             ttft_p90_s: quantile(&times, 0.9),
             ttft_p99_s: quantile(&times, 0.99),
             ttft_max_s: quantile(&times, 1.0),
             slo_met: met as f64 / all,
-            rejected: share(State::Rejected),
-            failed: share(State::Failed) + share(State::Open),
+            rejected: share(SimulatedOutcome::Rejected),
+            failed: share(SimulatedOutcome::Failed) + share(SimulatedOutcome::Open),
             hit_l1: hit(|record| record.l1_tokens),
             hit_l2: hit(|record| record.l2_tokens),
             hit_l3: hit(|record| record.l3_tokens),
@@ -253,19 +259,19 @@ pub fn quantile(sorted: &[f64], share: f64) -> f64 {
     sorted.get(at.min(sorted.len().saturating_sub(1))).copied().unwrap_or(0.0)
 }
 
-impl Summary {
+impl SimulationSummary {
     /// The mean of several runs' figures.
     #[must_use]
-    pub fn mean(runs: &[Summary]) -> Summary {
+    pub fn mean(runs: &[SimulationSummary]) -> SimulationSummary {
         let count = runs.len().max(1) as f64;
-        let mean = |of: fn(&Summary) -> f64| runs.iter().map(of).sum::<f64>() / count;
+        let mean = |of: fn(&SimulationSummary) -> f64| runs.iter().map(of).sum::<f64>() / count;
         let ttft_mean_s = mean(|run| run.ttft_mean_s);
         let squares: f64 = runs.iter().map(|run| (run.ttft_mean_s - ttft_mean_s).powi(2)).sum();
-        let mean_of_some = |of: fn(&Summary) -> Option<f64>| {
+        let mean_of_some = |of: fn(&SimulationSummary) -> Option<f64>| {
             let values: Vec<f64> = runs.iter().filter_map(of).collect();
             (!values.is_empty()).then(|| values.iter().sum::<f64>() / (values.len() as f64))
         };
-        Summary {
+        SimulationSummary {
             ttft_mean_s,
             ttft_p50_s: mean(|run| run.ttft_p50_s),
             ttft_p90_s: mean(|run| run.ttft_p90_s),

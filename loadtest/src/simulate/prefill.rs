@@ -2,13 +2,13 @@
 
 use std::collections::VecDeque;
 
-use super::memory::Memory;
-use super::nic::{Fetch, Nic};
-use super::settings::{EngineOrder, Prefetch, Settings};
+use super::caches::SimulatedCaches;
+use super::fetch_queue::{BlockFetch, StoreFetchQueue};
+use super::settings::{EngineQueueOrder, SimPrefetchPolicy, SimulationOptions};
 
 /// A prompt that an engine is asked to compute.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Prompt<'a> {
+pub(crate) struct PromptBlocks<'a> {
     /// Its blocks.
     pub(crate) blocks: &'a [u32],
     /// Its tokens.
@@ -17,7 +17,7 @@ pub(crate) struct Prompt<'a> {
     pub(crate) block_tokens: u32,
 }
 
-impl Prompt<'_> {
+impl PromptBlocks<'_> {
     /// Tokens of the first `blocks` that can be reused; one token is always computed.
     fn usable(&self, blocks: usize) -> u32 {
         let tokens = u32::try_from(blocks).unwrap_or(u32::MAX).saturating_mul(self.block_tokens);
@@ -27,7 +27,7 @@ impl Prompt<'_> {
 
 /// Where the fetch of a waiting prompt stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fetching {
+enum PromptFetchState {
     /// Nothing to fetch.
     No,
     /// Not all has arrived.
@@ -37,7 +37,7 @@ enum Fetching {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Job {
+struct QueuedPrompt {
     attempt: u32,
     priority: i64,
     queued_at: f64,
@@ -47,12 +47,12 @@ struct Job {
     reserved: u32,
     /// Blocks that the engine had when the prompt came.
     own_blocks: u32,
-    fetching: Fetching,
+    fetching: PromptFetchState,
     input_tokens: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Running {
+struct RunningPrompt {
     attempt: u32,
     left: usize,
     context: usize,
@@ -60,12 +60,12 @@ struct Running {
     load_s: f64,
     noise: f64,
     started: bool,
-    result: Computed,
+    result: PrefillResult,
 }
 
 /// How a prompt was computed.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Computed {
+pub(crate) struct PrefillResult {
     /// Tokens found on the device.
     pub(crate) l1_tokens: u32,
     /// … in host memory.
@@ -78,7 +78,7 @@ pub(crate) struct Computed {
 
 /// Something that has to happen at a later time.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Later {
+pub(crate) enum DelayedWork {
     /// Call [`PrefillEngine::fetched`] with this turn.
     Fetched(f64, u32),
     /// Call [`PrefillEngine::begin`].
@@ -89,22 +89,22 @@ pub(crate) enum Later {
 #[derive(Debug)]
 pub(crate) struct PrefillEngine {
     number: usize,
-    waiting: VecDeque<Job>,
-    running: Vec<Running>,
-    nic: Nic,
+    waiting: VecDeque<QueuedPrompt>,
+    running: Vec<RunningPrompt>,
+    fetch_queue: StoreFetchQueue,
     busy: bool,
     /// Tokens of all prompts whose fetch is not over.
     reserved: u64,
     /// Service times are multiplied by this.
-    slow: f64,
+    slowdown: f64,
     /// Seconds of computation so far.
     pub(crate) busy_s: f64,
-    pub(crate) up: bool,
+    pub(crate) available: bool,
     /// Goes up when the engine dies, so that a pass that was under way does not end.
-    pub(crate) life: u32,
+    pub(crate) epoch: u32,
 }
 
-impl Computed {
+impl PrefillResult {
     /// Tokens that were not computed.
     pub(crate) fn cached_tokens(&self) -> u32 {
         self.l1_tokens + self.l2_tokens + self.l3_tokens
@@ -112,18 +112,18 @@ impl Computed {
 }
 
 impl PrefillEngine {
-    pub(crate) fn new(number: usize, slow: f64) -> Self {
+    pub(crate) fn new(number: usize, slowdown: f64) -> Self {
         Self {
             number,
             waiting: VecDeque::new(),
             running: Vec::new(),
-            nic: Nic::default(),
+            fetch_queue: StoreFetchQueue::default(),
             busy: false,
             reserved: 0,
-            slow,
+            slowdown,
             busy_s: 0.0,
-            up: true,
-            life: 0,
+            available: true,
+            epoch: 0,
         }
     }
 
@@ -147,43 +147,49 @@ impl PrefillEngine {
         &mut self,
         now: f64,
         (attempt, priority): (u32, i64),
-        prompt: Prompt<'_>,
-        memory: &mut Memory,
-        settings: &Settings,
-        later: &mut Vec<Later>,
+        prompt: PromptBlocks<'_>,
+        memory: &mut SimulatedCaches,
+        settings: &SimulationOptions,
+        later: &mut Vec<DelayedWork>,
     ) {
-        let (_, own) = memory.own(self.number, prompt.blocks);
-        memory.touch_own(self.number, &prompt.blocks[..own]);
+        let (_, own) = memory.local_prefix(self.number, prompt.blocks);
+        memory.touch_local(self.number, &prompt.blocks[..own]);
         let missing = prompt.input_tokens - prompt.usable(own);
-        let mut job = Job {
+        let mut job = QueuedPrompt {
             attempt,
             priority,
             queued_at: now,
             uncached: missing,
             reserved: 0,
             own_blocks: u32::try_from(own).unwrap_or(u32::MAX),
-            fetching: Fetching::No,
+            fetching: PromptFetchState::No,
             input_tokens: prompt.input_tokens,
         };
         if missing >= settings.prefetch_threshold && self.reserved < settings.prefetch_capacity() {
-            let stored = memory.stored(&prompt.blocks[own..]);
+            let stored = memory.stored_prefix(&prompt.blocks[own..]);
             memory.touch_store(&prompt.blocks[own..own + stored]);
             let tokens = prompt.usable(own + stored) - prompt.usable(own);
             if tokens >= settings.prefetch_threshold {
-                job.fetching = Fetching::Pending;
+                job.fetching = PromptFetchState::Pending;
                 job.reserved = missing;
                 self.reserved += u64::from(missing);
-                let fetch = Fetch {
+                let fetch = BlockFetch {
                     attempt,
                     blocks: u32::try_from(stored).unwrap_or(u32::MAX),
                     tokens,
-                    farness: memory.farness(&prompt.blocks[own..own + stored], settings, self.number),
+                    network_distance: memory.network_distance(
+                        &prompt.blocks[own..own + stored],
+                        settings,
+                        self.number,
+                    ),
                 };
                 later.extend(
-                    self.nic.add(now, fetch, &settings.service).map(|(at, turn)| Later::Fetched(at, turn)),
+                    self.fetch_queue
+                        .add(now, fetch, &settings.service)
+                        .map(|(at, turn)| DelayedWork::Fetched(at, turn)),
                 );
-                if settings.prefetch == Prefetch::Timeout {
-                    later.push(Later::Begin(now + timeout_s(&job, settings)));
+                if settings.prefetch == SimPrefetchPolicy::Timeout {
+                    later.push(DelayedWork::Begin(now + timeout_s(&job, settings)));
                 }
             }
         }
@@ -195,71 +201,83 @@ impl PrefillEngine {
         &mut self,
         now: f64,
         turn: u32,
-        settings: &Settings,
-        later: &mut Vec<Later>,
-    ) -> Option<Arrived> {
-        let fetch = self.nic.ended(turn)?;
-        later.extend(self.nic.begin(now, &settings.service).map(|(at, turn)| Later::Fetched(at, turn)));
+        settings: &SimulationOptions,
+        later: &mut Vec<DelayedWork>,
+    ) -> Option<FetchedBlocks> {
+        let fetch = self.fetch_queue.complete(turn)?;
+        later.extend(
+            self.fetch_queue.begin(now, &settings.service).map(|(at, turn)| DelayedWork::Fetched(at, turn)),
+        );
         let job = self.waiting.iter_mut().find(|job| job.attempt == fetch.attempt)?;
-        job.fetching = Fetching::Done(fetch.blocks);
+        job.fetching = PromptFetchState::Done(fetch.blocks);
         job.uncached = job.uncached.saturating_sub(fetch.tokens);
         self.reserved -= u64::from(job.reserved);
-        Some(Arrived { attempt: fetch.attempt, behind: job.own_blocks, blocks: fetch.blocks })
+        Some(FetchedBlocks { attempt: fetch.attempt, preceding_blocks: job.own_blocks, blocks: fetch.blocks })
     }
 
     /// Whether a pass can begin, if somebody's turn has come.
     pub(crate) fn idle(&self) -> bool {
-        self.up && !self.busy
+        self.available && !self.busy
     }
 
     /// The next prompt to compute. Its fetch is over: what has arrived is told.
-    pub(crate) fn next(&mut self, now: f64, settings: &Settings, later: &mut Vec<Later>) -> Option<Next> {
-        let ready = |job: &Job| match (job.fetching, settings.prefetch) {
-            (Fetching::Pending, Prefetch::WaitComplete) => false,
-            (Fetching::Pending, Prefetch::Timeout) => now >= job.queued_at + timeout_s(job, settings),
+    pub(crate) fn dequeue(
+        &mut self,
+        now: f64,
+        settings: &SimulationOptions,
+        later: &mut Vec<DelayedWork>,
+    ) -> Option<DequeuedPrompt> {
+        let ready = |job: &QueuedPrompt| match (job.fetching, settings.prefetch) {
+            (PromptFetchState::Pending, SimPrefetchPolicy::WaitComplete) => false,
+            (PromptFetchState::Pending, SimPrefetchPolicy::Timeout) => {
+                now >= job.queued_at + timeout_s(job, settings)
+            }
             _ => true,
         };
         let at = match settings.order {
-            EngineOrder::Fcfs => self.waiting.iter().position(ready)?,
-            EngineOrder::Priority => {
+            EngineQueueOrder::Fcfs => self.waiting.iter().position(ready)?,
+            EngineQueueOrder::Priority => {
                 let jobs = self.waiting.iter().enumerate().filter(|(_, job)| ready(job));
                 jobs.min_by_key(|(_, job)| job.priority)?.0
             }
         };
         let job = self.waiting.remove(at)?;
         let blocks = match job.fetching {
-            Fetching::No => 0,
-            Fetching::Done(blocks) => return Some(Next { job, fetched: blocks, new: 0 }),
-            Fetching::Pending => {
+            PromptFetchState::No => 0,
+            PromptFetchState::Done(blocks) => return Some(DequeuedPrompt { job, fetched: blocks, new: 0 }),
+            PromptFetchState::Pending => {
                 self.reserved -= u64::from(job.reserved);
-                let blocks = self.nic.cut(now, job.attempt, &settings.service);
+                let blocks = self.fetch_queue.abandon(now, job.attempt, &settings.service);
                 later.extend(
-                    self.nic.begin(now, &settings.service).map(|(at, turn)| Later::Fetched(at, turn)),
+                    self.fetch_queue
+                        .begin(now, &settings.service)
+                        .map(|(at, turn)| DelayedWork::Fetched(at, turn)),
                 );
                 blocks
             }
         };
-        Some(Next { job, fetched: blocks, new: blocks })
+        Some(DequeuedPrompt { job, fetched: blocks, new: blocks })
     }
 
     /// Puts a prompt into the batch, with what the caches hold of it now.
     pub(crate) fn admit(
         &mut self,
-        next: &Next,
-        prompt: Prompt<'_>,
+        next: &DequeuedPrompt,
+        prompt: PromptBlocks<'_>,
         noise: f64,
-        memory: &mut Memory,
-        settings: &Settings,
+        memory: &mut SimulatedCaches,
+        settings: &SimulationOptions,
     ) {
-        let (device, own) = memory.own(self.number, prompt.blocks);
-        memory.touch_own(self.number, &prompt.blocks[..own]);
+        let (device, own) = memory.local_prefix(self.number, prompt.blocks);
+        memory.touch_local(self.number, &prompt.blocks[..own]);
         let (l1_tokens, cached) = (prompt.usable(device), prompt.usable(own));
         let host = cached - l1_tokens;
         let arrived = prompt.usable((next.job.own_blocks + next.fetched) as usize)
             - prompt.usable(next.job.own_blocks as usize);
         let l3_tokens = arrived.min(host);
-        let result = Computed { l1_tokens, l2_tokens: host - l3_tokens, l3_tokens, ..Computed::default() };
-        self.running.push(Running {
+        let result =
+            PrefillResult { l1_tokens, l2_tokens: host - l3_tokens, l3_tokens, ..PrefillResult::default() };
+        self.running.push(RunningPrompt {
             attempt: next.job.attempt,
             left: (prompt.input_tokens - cached) as usize,
             context: cached as usize,
@@ -271,7 +289,7 @@ impl PrefillEngine {
     }
 
     /// Tokens that the batch would leave of a pass's budget; 0 if no further prompt may join.
-    pub(crate) fn room(&self, settings: &Settings) -> usize {
+    pub(crate) fn remaining_budget(&self, settings: &SimulationOptions) -> usize {
         if !settings.packed {
             return usize::from(self.running.is_empty());
         }
@@ -280,7 +298,7 @@ impl PrefillEngine {
     }
 
     /// Begins a pass over the batch; answers how long it takes, or `None` if there is nothing to compute.
-    pub(crate) fn pass(&mut self, settings: &Settings) -> Option<f64> {
+    pub(crate) fn start_pass(&mut self, settings: &SimulationOptions) -> Option<f64> {
         let service = &settings.service;
         let mut budget = if settings.packed { service.chunk_tokens } else { usize::MAX };
         let mut total = 0.0;
@@ -296,10 +314,10 @@ impl PrefillEngine {
                 running.started = true;
                 // Layers are loaded while earlier ones are computed.
                 seconds = seconds.max(running.load_s);
-                base = base.max(service.prefill_base_s * running.noise * self.slow);
-                running.result.service_s += service.prefill_base_s * running.noise * self.slow;
+                base = base.max(service.prefill_base_s * running.noise * self.slowdown);
+                running.result.service_s += service.prefill_base_s * running.noise * self.slowdown;
             }
-            seconds *= running.noise * self.slow;
+            seconds *= running.noise * self.slowdown;
             running.result.service_s += seconds;
             running.left -= part;
             running.context += part;
@@ -314,7 +332,7 @@ impl PrefillEngine {
     }
 
     /// The pass has ended; the finished prompts are put in `done`.
-    pub(crate) fn passed(&mut self, done: &mut Vec<(u32, Computed)>) {
+    pub(crate) fn finish_pass(&mut self, done: &mut Vec<(u32, PrefillResult)>) {
         self.busy = false;
         self.running.retain(|running| {
             if running.left == 0 {
@@ -325,12 +343,12 @@ impl PrefillEngine {
     }
 
     /// The engine dies. Answers whose prompts are lost.
-    pub(crate) fn die(&mut self) -> Vec<u32> {
-        self.up = false;
+    pub(crate) fn fail(&mut self) -> Vec<u32> {
+        self.available = false;
         self.busy = false;
-        self.life += 1;
+        self.epoch += 1;
         self.reserved = 0;
-        self.nic.clear();
+        self.fetch_queue.clear();
         let running = self.running.drain(..).map(|running| running.attempt);
         running.chain(self.waiting.drain(..).map(|job| job.attempt)).collect()
     }
@@ -338,37 +356,37 @@ impl PrefillEngine {
 
 /// A prompt whose turn has come.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Next {
-    job: Job,
+pub(crate) struct DequeuedPrompt {
+    job: QueuedPrompt,
     /// Blocks fetched for it.
     fetched: u32,
     /// Those of them that the host cache has not been given yet.
     pub(crate) new: u32,
 }
 
-impl Next {
+impl DequeuedPrompt {
     pub(crate) fn attempt(&self) -> u32 {
         self.job.attempt
     }
 
     /// Blocks before the fetched ones.
-    pub(crate) fn behind(&self) -> u32 {
+    pub(crate) fn preceding_blocks(&self) -> u32 {
         self.job.own_blocks
     }
 }
 
 /// Blocks that have arrived from the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Arrived {
+pub(crate) struct FetchedBlocks {
     /// For whom.
     pub(crate) attempt: u32,
     /// Blocks of the prompt before them.
-    pub(crate) behind: u32,
+    pub(crate) preceding_blocks: u32,
     /// How many.
     pub(crate) blocks: u32,
 }
 
-fn timeout_s(job: &Job, settings: &Settings) -> f64 {
+fn timeout_s(job: &QueuedPrompt, settings: &SimulationOptions) -> f64 {
     settings.prefetch_timeout_base_s
         + settings.prefetch_timeout_per_ki_s * f64::from(job.input_tokens) / 1_024.0
 }

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::calibrate::MEASURED;
-use super::svg::{Plot, Scale};
+use super::calibrate::PUBLISHED_MEASUREMENTS;
+use super::svg::{AxisScale, SvgPlot};
 
 /// Line colours, in the order of the rows; more rows share them.
 const COLOURS: usize = 4;
@@ -17,8 +17,8 @@ const STYLE: &str = "\
 
 /// What a run of the benchmark shows, in the engines' own time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Shown {
-    /// Which caches were on, as [`super::Measured::caches`] has it.
+pub struct BenchmarkResult {
+    /// Which caches were on, as [`super::PublishedMeasurement::caches`] has it.
     pub caches: String,
     /// The gateway's policy.
     pub policy: String,
@@ -35,11 +35,11 @@ pub struct Shown {
 /// An SVG file with a small dot for each run, and a line to the large one that was published. Runs with other caches than those are left
 /// out.
 #[must_use]
-pub fn published_plot(runs: &[Shown]) -> String {
-    let pairs: Vec<(&Shown, [(f64, f64); 2])> = runs
+pub fn published_plot(runs: &[BenchmarkResult]) -> String {
+    let pairs: Vec<(&BenchmarkResult, [(f64, f64); 2])> = runs
         .iter()
         .filter_map(|run| {
-            let then = MEASURED.iter().find(|row| row.caches == run.caches)?;
+            let then = PUBLISHED_MEASUREMENTS.iter().find(|row| row.caches == run.caches)?;
             let now = (run.ttft_mean_s, run.input_tokens_per_s);
             Some((run, [(then.ttft_mean_s, then.input_tokens_per_s), now]))
         })
@@ -48,8 +48,8 @@ pub fn published_plot(runs: &[Shown]) -> String {
         let all = pairs.iter().flat_map(|(_, ends)| ends.iter().map(of));
         1.1 * all.fold(0.0, f64::max)
     };
-    let (x, y) = (Scale::Linear(0.0, most(|end| end.0)), Scale::Linear(0.0, most(|end| end.1)));
-    let mut plot = Plot::new(x, y, ("mean time to first token, s", "prompt tokens/s"));
+    let (x, y) = (AxisScale::Linear(0.0, most(|end| end.0)), AxisScale::Linear(0.0, most(|end| end.1)));
+    let mut plot = SvgPlot::new(x, y, ("mean time to first token, s", "prompt tokens/s"));
     let mut names = Vec::new();
     for (at, (run, [then, now])) in pairs.iter().enumerate() {
         let (class, name) = (format!("k{}", at % COLOURS), format!("{}, {}", run.caches, run.policy));
@@ -68,9 +68,9 @@ pub fn published_plot(runs: &[Shown]) -> String {
 mod tests {
     use super::*;
 
-    fn shown(caches: &str, input_tokens_per_s: f64) -> Shown {
+    fn shown(caches: &str, input_tokens_per_s: f64) -> BenchmarkResult {
         let policy = "round_robin".to_owned();
-        Shown {
+        BenchmarkResult {
             caches: caches.to_owned(),
             policy,
             ttft_mean_s: 5.91,

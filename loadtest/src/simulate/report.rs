@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use super::outcome::{Outcome, Record};
-use super::svg::{Plot, Scale};
-use super::sweep::{Case, Load, Standing};
+use super::outcome::{RequestHistory, SimulationResult};
+use super::svg::{AxisScale, SvgPlot};
+use super::sweep::{ExperimentLoad, PolicyExperiment, PolicyResult};
 use super::table;
 
 /// Points of a plot over time.
@@ -31,7 +31,7 @@ th{color:var(--soft);font-weight:600}svg{width:100%;height:auto}\
 .f0{fill:var(--c0)}.f1{fill:var(--c1)}.f2{fill:var(--c2)}.f3{fill:var(--c3)}";
 
 /// The report of an experiment.
-pub(crate) fn html(case: &Case, standings: &[Standing]) -> String {
+pub(crate) fn html(case: &PolicyExperiment, standings: &[PolicyResult]) -> String {
     let mut page = format!(
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>\
          <title>Simulated scheduling</title><style>{STYLE}</style></head><body><h1>Simulated scheduling</h1><p>{}</p>",
@@ -45,30 +45,30 @@ pub(crate) fn html(case: &Case, standings: &[Standing]) -> String {
         ttft_cdf(standings).svg("distribution of times to first token")
     );
     for standing in standings {
-        let name = &standing.contender.name;
+        let name = &standing.variant.name;
         let _ = write!(
             page,
             "<h2>{name}: reused tokens by tier</h2><p>{}</p>{}<h2>{name}: prompts at each prefill engine</h2>\
              <p>Sent to the engine and without a first token.</p>{}",
             tier_keys(),
-            hits_over_time(&standing.first),
-            load_over_time(&standing.first, case.settings.prefill)
+            hits_over_time(&standing.first_run),
+            load_over_time(&standing.first_run, case.settings.prefill)
         );
     }
     page.push_str("</body></html>\n");
     page
 }
 
-fn describe(case: &Case) -> String {
+fn describe(case: &PolicyExperiment) -> String {
     let settings = &case.settings;
     let load = match &case.load {
-        Load::Open(workload, replay) => {
+        ExperimentLoad::Open(workload, replay) => {
             format!("{} requests of a trace at speed {}", workload.requests.len(), replay.speed)
         }
-        Load::Agents(agents, replay) => {
+        ExperimentLoad::Agents(agents, replay) => {
             format!("{} generated requests of agents at speed {}", agents.requests, replay.speed)
         }
-        Load::MultiTurn(turns) => {
+        ExperimentLoad::MultiTurn(turns) => {
             format!("bench_multiturn with {} clients, {} in flight", turns.clients, turns.in_flight)
         }
     };
@@ -92,33 +92,33 @@ fn class(at: usize) -> String {
     format!("k{}{dash}", at % COLOURS)
 }
 
-fn keys(standings: &[Standing]) -> String {
+fn keys(standings: &[PolicyResult]) -> String {
     let mut keys = String::from("<div>");
     for (at, standing) in standings.iter().enumerate() {
         let _ = write!(
             keys,
             "<span class='key'><svg viewBox='0 0 26 8'><path class='line {}' d='M0 4H26'/></svg>{}</span>",
             class(at),
-            standing.contender.name
+            standing.variant.name
         );
     }
     keys + "</div>"
 }
 
 /// The distribution of times to first token as an SVG file.
-pub(crate) fn plot(standings: &[Standing]) -> String {
+pub(crate) fn plot(standings: &[PolicyResult]) -> String {
     let mut plot = ttft_cdf(standings);
     let names =
-        standings.iter().enumerate().map(|(at, standing)| (class(at), standing.contender.name.as_str()));
+        standings.iter().enumerate().map(|(at, standing)| (class(at), standing.variant.name.as_str()));
     plot.legend(&names.collect::<Vec<_>>());
     plot.file("Share of the requests whose first token came within a time", STYLE)
 }
 
-fn ttft_cdf(standings: &[Standing]) -> Plot {
-    let times: Vec<Vec<f64>> = standings.iter().map(|standing| standing.first.ttfts()).collect();
+fn ttft_cdf(standings: &[PolicyResult]) -> SvgPlot {
+    let times: Vec<Vec<f64>> = standings.iter().map(|standing| standing.first_run.ttfts()).collect();
     let longest = times.iter().filter_map(|times| times.last()).fold(1.0_f64, |max, time| max.max(*time));
-    let x = Scale::Log(0.05, longest.max(0.1));
-    let mut plot = Plot::new(x, Scale::Linear(0.0, 1.0), ("seconds", "share"));
+    let x = AxisScale::Log(0.05, longest.max(0.1));
+    let mut plot = SvgPlot::new(x, AxisScale::Linear(0.0, 1.0), ("seconds", "share"));
     for (at, (standing, times)) in standings.iter().zip(&times).enumerate() {
         if times.is_empty() {
             continue;
@@ -129,7 +129,7 @@ fn ttft_cdf(standings: &[Standing]) -> Plot {
                 (times[((times.len() - 1) as f64 * share) as usize], share)
             })
             .collect();
-        plot.line(&points, &class(at), &standing.contender.name);
+        plot.line(&points, &class(at), &standing.variant.name);
     }
     plot
 }
@@ -145,7 +145,7 @@ fn tier_keys() -> String {
     keys
 }
 
-fn hits_over_time(outcome: &Outcome) -> String {
+fn hits_over_time(outcome: &SimulationResult) -> String {
     let end = outcome.end_s().max(1e-9);
     let slot = |time: f64| ((time / end * SLOTS as f64) as usize).min(SLOTS - 1);
     let mut sums = [[0.0; 4]; SLOTS];
@@ -158,8 +158,11 @@ fn hits_over_time(outcome: &Outcome) -> String {
         sum[2] += f64::from(record.l3_tokens);
         sum[3] += f64::from(outcome.input_tokens(at));
     }
-    let mut plot =
-        Plot::new(Scale::Linear(0.0, end), Scale::Linear(0.0, 1.0), ("seconds", "share of prompt tokens"));
+    let mut plot = SvgPlot::new(
+        AxisScale::Linear(0.0, end),
+        AxisScale::Linear(0.0, 1.0),
+        ("seconds", "share of prompt tokens"),
+    );
     let layer = |tiers: usize| -> Vec<(f64, f64)> {
         let points = sums.iter().enumerate().map(|(at, sum)| {
             let x = (at as f64 + 0.5) / SLOTS as f64 * end;
@@ -173,10 +176,10 @@ fn hits_over_time(outcome: &Outcome) -> String {
     plot.svg("reused tokens by tier over time")
 }
 
-fn load_over_time(outcome: &Outcome, engines: usize) -> String {
+fn load_over_time(outcome: &SimulationResult, engines: usize) -> String {
     let end = outcome.end_s().max(1e-9);
     let mut counts = vec![[0.0_f64; SLOTS]; engines];
-    let sent = |record: &&Record| !record.sent_s.is_nan() && !record.first_token_s.is_nan();
+    let sent = |record: &&RequestHistory| !record.sent_s.is_nan() && !record.first_token_s.is_nan();
     for record in outcome.records.iter().filter(sent) {
         let Some(count) = counts.get_mut(record.engine) else { continue };
         let place = |time: f64| time / end * SLOTS as f64;
@@ -187,7 +190,8 @@ fn load_over_time(outcome: &Outcome, engines: usize) -> String {
         }
     }
     let most = counts.iter().flatten().fold(1.0_f64, |max, count| max.max(*count));
-    let mut plot = Plot::new(Scale::Linear(0.0, end), Scale::Linear(0.0, most), ("seconds", "prompts"));
+    let mut plot =
+        SvgPlot::new(AxisScale::Linear(0.0, end), AxisScale::Linear(0.0, most), ("seconds", "prompts"));
     for (engine, count) in counts.iter().enumerate() {
         let points: Vec<(f64, f64)> = count
             .iter()

@@ -2,116 +2,118 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::clock::Event;
-use super::fleet::{Fleet, Notice};
-use super::outcome::Outcome;
-use super::settings::Settings;
-use super::workload::{Source, Workload};
+use super::event_queue::SimulationEvent;
+use super::fleet::{FleetNotification, SimulatedFleet};
+use super::outcome::SimulationResult;
+use super::settings::SimulationOptions;
+use super::workload::{ArrivalMode, SimulatedWorkload};
 
 /// A run in which nothing has gone forward for this many simulated seconds is over.
-const STUCK_S: f64 = 3_600.0;
+const STALL_TIMEOUT_S: f64 = 3_600.0;
 
 /// Who decides where requests go.
-pub(crate) trait Control {
+pub(crate) trait RequestRouter {
     /// A request arrives.
-    fn arrive(&mut self, now: f64, request: u32, fleet: &mut Fleet<'_>);
+    fn on_arrival(&mut self, now: f64, request: u32, fleet: &mut SimulatedFleet<'_>);
     /// An engine tells something.
-    fn notice(&mut self, now: f64, notice: Notice, fleet: &mut Fleet<'_>);
+    fn on_notification(&mut self, now: f64, notice: FleetNotification, fleet: &mut SimulatedFleet<'_>);
     /// What there was to tell at this time has been told.
-    fn settle(&mut self, now: f64, fleet: &mut Fleet<'_>);
+    fn after_notifications(&mut self, now: f64, fleet: &mut SimulatedFleet<'_>);
     /// The engines' load is read.
-    fn poll(&mut self, now: f64, fleet: &mut Fleet<'_>);
+    fn on_load_poll(&mut self, now: f64, fleet: &mut SimulatedFleet<'_>);
     /// A wish to be called has come due.
-    fn wake(&mut self, now: f64, gateway: usize, serial: u32, fleet: &mut Fleet<'_>);
+    fn on_wakeup(&mut self, now: f64, gateway: usize, serial: u32, fleet: &mut SimulatedFleet<'_>);
 }
 
 /// Plays a workload through, or until `stop` is set. Equal arguments give equal outcomes.
-pub(crate) fn play(
-    settings: &Settings,
-    workload: &Workload,
+pub(crate) fn run_simulation(
+    settings: &SimulationOptions,
+    workload: &SimulatedWorkload,
     seed: u64,
-    control: &mut dyn Control,
+    control: &mut dyn RequestRouter,
     stop: &AtomicBool,
-) -> Outcome {
-    let mut fleet = Fleet::new(settings, workload, seed);
-    begin(&mut fleet);
-    while fleet.outcome.open > 0 {
-        let Some((now, event)) = fleet.calendar.next() else { break };
-        if now > fleet.outcome.progress_s + STUCK_S || stop.load(Ordering::Relaxed) {
+) -> SimulationResult {
+    let mut fleet = SimulatedFleet::new(settings, workload, seed);
+    schedule_initial_events(&mut fleet);
+    while fleet.result.open > 0 {
+        let Some((now, event)) = fleet.events.next() else { break };
+        if now > fleet.result.progress_s + STALL_TIMEOUT_S || stop.load(Ordering::Relaxed) {
             break;
         }
         match event {
-            Event::Arrive(request) => {
-                fleet.outcome.arrived(now, request);
-                control.arrive(now, request, &mut fleet);
+            SimulationEvent::RequestArrived(request) => {
+                fleet.result.record_arrival(now, request);
+                control.on_arrival(now, request, &mut fleet);
             }
-            Event::Poll => {
-                control.poll(now, &mut fleet);
-                fleet.calendar.plan(now + settings.poll_s, Event::Poll);
+            SimulationEvent::Poll => {
+                control.on_load_poll(now, &mut fleet);
+                fleet.events.schedule(now + settings.poll_s, SimulationEvent::Poll);
             }
-            Event::Wake(gateway, serial) => control.wake(now, gateway as usize, serial, &mut fleet),
-            Event::Tick => tick(now, &mut fleet),
-            Event::Freed(_) => {
-                if let Source::Closed(sender) = &mut fleet.source {
-                    sender.freed();
+            SimulationEvent::SchedulerWakeup(gateway, serial) => {
+                control.on_wakeup(now, gateway as usize, serial, &mut fleet);
+            }
+            SimulationEvent::SenderTick => sender_tick(now, &mut fleet),
+            SimulationEvent::InFlightSlotFreed(_) => {
+                if let ArrivalMode::Closed(sender) = &mut fleet.source {
+                    sender.release_in_flight();
                 }
             }
-            event => fleet.happen(now, event),
+            event => fleet.handle_event(now, event),
         }
-        tell(now, control, &mut fleet);
+        deliver_notifications(now, control, &mut fleet);
     }
-    fleet.outcome.busy_s = fleet.prefills.iter().map(|prefill| prefill.busy_s).collect();
-    fleet.outcome
+    fleet.result.busy_s = fleet.prefills.iter().map(|prefill| prefill.busy_s).collect();
+    fleet.result
 }
 
 /// Tells everything; sending may cause more to tell.
-fn tell(now: f64, control: &mut dyn Control, fleet: &mut Fleet<'_>) {
+fn deliver_notifications(now: f64, control: &mut dyn RequestRouter, fleet: &mut SimulatedFleet<'_>) {
     let mut told = false;
-    let mut notices = std::mem::take(&mut fleet.notices);
+    let mut notices = std::mem::take(&mut fleet.notifications);
     while !notices.is_empty() {
         for notice in notices.drain(..) {
-            control.notice(now, notice, fleet);
+            control.on_notification(now, notice, fleet);
         }
-        std::mem::swap(&mut notices, &mut fleet.notices);
+        std::mem::swap(&mut notices, &mut fleet.notifications);
         told = true;
     }
-    fleet.notices = notices;
+    fleet.notifications = notices;
     if told {
-        control.settle(now, fleet);
-        if !fleet.notices.is_empty() {
-            tell(now, control, fleet);
+        control.after_notifications(now, fleet);
+        if !fleet.notifications.is_empty() {
+            deliver_notifications(now, control, fleet);
         }
     }
 }
 
-fn begin(fleet: &mut Fleet<'_>) {
+fn schedule_initial_events(fleet: &mut SimulatedFleet<'_>) {
     match fleet.source {
-        Source::Open => {
+        ArrivalMode::Open => {
             for (number, request) in (0_u32..).zip(&fleet.workload.requests) {
-                if request.after.is_none() {
-                    fleet.calendar.plan(request.due_s, Event::Arrive(number));
+                if request.predecessor.is_none() {
+                    fleet.events.schedule(request.due_s, SimulationEvent::RequestArrived(number));
                 }
             }
         }
-        Source::Closed(_) => fleet.calendar.plan(0.0, Event::Tick),
+        ArrivalMode::Closed(_) => fleet.events.schedule(0.0, SimulationEvent::SenderTick),
     }
     if fleet.settings.poll_s > 0.0 {
-        fleet.calendar.plan(0.0, Event::Poll);
+        fleet.events.schedule(0.0, SimulationEvent::Poll);
     }
     for failure in &fleet.settings.failures {
         let engine = u32::try_from(failure.engine).unwrap_or(u32::MAX);
-        fleet.calendar.plan(failure.at_s, Event::Die(engine));
-        fleet.calendar.plan(failure.at_s + failure.for_s, Event::Return(engine));
+        fleet.events.schedule(failure.at_s, SimulationEvent::EngineFailed(engine));
+        fleet.events.schedule(failure.at_s + failure.for_s, SimulationEvent::EngineRecovered(engine));
     }
 }
 
-fn tick(now: f64, fleet: &mut Fleet<'_>) {
-    let Source::Closed(sender) = &mut fleet.source else { return };
+fn sender_tick(now: f64, fleet: &mut SimulatedFleet<'_>) {
+    let ArrivalMode::Closed(sender) = &mut fleet.source else { return };
     let (request, pause) = sender.tick();
     if let Some(request) = request {
-        fleet.calendar.plan(now, Event::Arrive(request));
+        fleet.events.schedule(now, SimulationEvent::RequestArrived(request));
     }
     if let Some(pause) = pause {
-        fleet.calendar.plan(now + pause, Event::Tick);
+        fleet.events.schedule(now + pause, SimulationEvent::SenderTick);
     }
 }

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use crate::generate::trace::TraceRow;
 
 /// A prompt with fewer full blocks says too little: a shared system prompt may be all of it.
-const FEWEST_BLOCKS: usize = 2;
+const MIN_FULL_BLOCKS: usize = 2;
 
 /// For each row, the row that it continues: the latest one whose last full block is the deepest in this row.
 pub(crate) fn predecessors(rows: &[TraceRow]) -> Vec<Option<u32>> {
@@ -15,7 +15,7 @@ pub(crate) fn predecessors(rows: &[TraceRow]) -> Vec<Option<u32>> {
     for (number, row) in (0_u32..).zip(rows) {
         found.push(row.blocks.iter().rev().find_map(|block| ends.get(block)).copied());
         let full = row.input_tokens / row.block_tokens.max(1);
-        if full >= FEWEST_BLOCKS
+        if full >= MIN_FULL_BLOCKS
             && let Some(&last) = row.blocks.get(full - 1)
         {
             ends.insert(last, number);

@@ -1,9 +1,9 @@
 //! What is simulated: engines, caches, gateways, and what goes wrong.
 
 use clap::ValueEnum;
-use moongate_scheduler::{Medium, Place, Site};
+use moongate_scheduler::{LocationIds, StoreMedium, StoreSite};
 
-use crate::engine::ServiceModel;
+use crate::engine::EngineTimeModel;
 
 /// Most prefill engines: caches are looked up for all of them at once in one machine word.
 pub const MAX_PREFILL: usize = 64;
@@ -12,7 +12,7 @@ pub const MAX_PREFILL: usize = 64;
 /// `--hicache-storage-prefetch-policy`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
-pub enum Prefetch {
+pub enum SimPrefetchPolicy {
     /// When the request's turn has come; what has arrived is used.
     BestEffort,
     /// Never; others overtake the request meanwhile.
@@ -24,7 +24,7 @@ pub enum Prefetch {
 /// Which waiting prompt an engine computes next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
-pub enum EngineOrder {
+pub enum EngineQueueOrder {
     /// First come, first served.
     Fcfs,
     /// The smallest priority value that the gateway gave, then first come.
@@ -33,7 +33,7 @@ pub enum EngineOrder {
 
 /// An engine that is away for some time.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Failure {
+pub struct EngineOutage {
     /// Prefill engines are counted first, then decode engines.
     pub engine: usize,
     /// When it dies, in seconds. Its caches and requests are lost.
@@ -44,13 +44,13 @@ pub struct Failure {
 
 /// A fleet and its circumstances.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct SimulationOptions {
     /// Prefill engines; plain workers if there are no decode engines.
     pub prefill: usize,
     /// Decode engines.
     pub decode: usize,
     /// How long things take; the live simulated engine uses the same constants.
-    pub service: ServiceModel,
+    pub service: EngineTimeModel,
     /// Device cache of one engine in tokens.
     pub l1_tokens: u64,
     /// Host cache of one engine in tokens; it holds a copy of what the device cache holds. 0 is none.
@@ -63,7 +63,7 @@ pub struct Settings {
     /// Whether the gateways know who is in which zone.
     pub zones_known: bool,
     /// When an engine stops waiting for the shared store.
-    pub prefetch: Prefetch,
+    pub prefetch: SimPrefetchPolicy,
     /// Fewer tokens than this are not fetched (SGLang's `prefetch_threshold`).
     pub prefetch_threshold: u32,
     /// Share of the host cache beyond the device cache that may be waited for at a time (SGLang's
@@ -77,7 +77,7 @@ pub struct Settings {
     /// one after the other, as the calibration assumes.
     pub packed: bool,
     /// Which waiting prompt is next.
-    pub order: EngineOrder,
+    pub order: EngineQueueOrder,
     /// How much of a request's time of arrival goes into its priority: a request that comes so many seconds later must be so
     /// many times this shorter to overtake.
     pub priority_ageing: f64,
@@ -90,7 +90,7 @@ pub struct Settings {
     /// How many times slower the first prefill engine is.
     pub slow_engine: f64,
     /// Engines that go away.
-    pub failures: Vec<Failure>,
+    pub failures: Vec<EngineOutage>,
     /// Gateways, each with a scheduler of its own. Requests choose one at random.
     pub gateways: usize,
     /// Seconds between two readings of the engines' load; 0 is never.
@@ -109,11 +109,11 @@ pub struct Settings {
     pub deadlines: bool,
 }
 
-impl Settings {
+impl SimulationOptions {
     /// Eight prefill and four decode engines of the calibrated kind with a fast shared store.
     #[must_use]
     pub fn eight_plus_four() -> Self {
-        let service = ServiceModel { storage_bytes_per_s: 20e9, ..ServiceModel::default() };
+        let service = EngineTimeModel { storage_bytes_per_s: 20e9, ..EngineTimeModel::default() };
         Self {
             prefill: 8,
             decode: 4,
@@ -123,13 +123,13 @@ impl Settings {
             l3_tokens: 8_700_000,
             zones: 1,
             zones_known: true,
-            prefetch: Prefetch::WaitComplete,
+            prefetch: SimPrefetchPolicy::WaitComplete,
             prefetch_threshold: 256,
             prefetch_capacity_share: 0.8,
             prefetch_timeout_base_s: 1.0,
             prefetch_timeout_per_ki_s: 0.25,
             packed: false,
-            order: EngineOrder::Fcfs,
+            order: EngineQueueOrder::Fcfs,
             priority_ageing: 0.1,
             max_running: 256,
             decode_tokens: 360_000,
@@ -153,18 +153,18 @@ impl Settings {
         Self {
             prefill: 1,
             decode: 0,
-            service: ServiceModel::default(),
+            service: EngineTimeModel::default(),
             l2_tokens: 0,
             l3_tokens: 0,
-            prefetch: Prefetch::BestEffort,
+            prefetch: SimPrefetchPolicy::BestEffort,
             warmup_share: 0.0,
             ..Self::eight_plus_four()
         }
     }
 
     /// Where a prefill engine is.
-    pub(crate) fn place(&self, engine: usize) -> Place {
-        Place { zone: (self.zones > 1).then(|| self.zone(engine).into()), ..Place::default() }
+    pub(crate) fn topology_place(&self, engine: usize) -> LocationIds {
+        LocationIds { zone: (self.zones > 1).then(|| self.zone(engine).into()), ..LocationIds::default() }
     }
 
     /// The number of its zone.
@@ -173,9 +173,9 @@ impl Settings {
     }
 
     /// The parts of the shared store, one for each zone.
-    pub(crate) fn sites(&self) -> Vec<Site> {
+    pub(crate) fn store_sites(&self) -> Vec<StoreSite> {
         let zones = 0..usize::from(self.zones.max(1));
-        zones.map(|zone| Site { place: self.place(zone), medium: Medium::Dram }).collect()
+        zones.map(|zone| StoreSite { place: self.topology_place(zone), medium: StoreMedium::Dram }).collect()
     }
 
     /// Tokens that one engine may wait for at a time.

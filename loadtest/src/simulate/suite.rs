@@ -5,26 +5,26 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use moongate_scheduler::Settings as SchedulerSettings;
+use moongate_scheduler::SchedulerOptions as SchedulerSettings;
 
-use super::agents::AgentSettings;
-use super::calibrate::MEASURED;
-use super::multiturn::MultiTurnSettings;
-use super::outcome::Summary;
-use super::settings::{EngineOrder, Prefetch, Settings};
-use super::sweep::{Case, Contender, Load, Standing, run_case};
-use super::workload::{Replay, Workload};
-use crate::engine::ServiceModel;
+use super::agents::AgentTrafficOptions;
+use super::calibrate::PUBLISHED_MEASUREMENTS;
+use super::multiturn::MultiTurnOptions;
+use super::outcome::SimulationSummary;
+use super::settings::{EngineQueueOrder, SimPrefetchPolicy, SimulationOptions};
+use super::sweep::{ExperimentLoad, PolicyExperiment, PolicyResult, PolicyVariant, run_experiment};
+use super::workload::{ReplayOptions, SimulatedWorkload};
+use crate::engine::EngineTimeModel;
 use crate::generate::trace::read_trace;
 
 /// Arrivals of the recorded traces move by up to this: the conversation trace counts in steps of 3 s.
 const JITTER_S: f64 = 3.0;
 
 /// With more contenders than this, each has a row instead of a column.
-const MOST_COLUMNS: usize = 6;
+const MAX_COLUMNS: usize = 6;
 
 #[derive(Debug, Clone, Copy)]
-enum Source {
+enum SuiteWorkload {
     Conversation,
     Synthetic,
     /// Generated tool and agent traffic.
@@ -36,38 +36,38 @@ enum Source {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Figure {
+enum SuiteMetric {
     Mean,
     P99,
-    InTime,
-    Refused,
+    SloAttainment,
+    RejectedShare,
     KiloTokensPerSecond,
-    RetryAfterRight,
+    RetryAfterAccuracy,
     RetryAfter,
 }
 
-impl Figure {
+impl SuiteMetric {
     fn name(self) -> &'static str {
         match self {
-            Figure::Mean => "mean TTFT, s",
-            Figure::P99 => "p99 TTFT, s",
-            Figure::InTime => "in time, %",
-            Figure::Refused => "refused, %",
-            Figure::KiloTokensPerSecond => "input, k tokens/s",
-            Figure::RetryAfter => "Retry-After, s",
-            Figure::RetryAfterRight => "Retry-After right, %",
+            SuiteMetric::Mean => "mean TTFT, s",
+            SuiteMetric::P99 => "p99 TTFT, s",
+            SuiteMetric::SloAttainment => "in time, %",
+            SuiteMetric::RejectedShare => "refused, %",
+            SuiteMetric::KiloTokensPerSecond => "input, k tokens/s",
+            SuiteMetric::RetryAfter => "Retry-After, s",
+            SuiteMetric::RetryAfterAccuracy => "Retry-After right, %",
         }
     }
 
-    fn text(self, summary: &Summary) -> String {
+    fn text(self, summary: &SimulationSummary) -> String {
         match self {
-            Figure::Mean => format!("{:.2} ± {:.2}", summary.ttft_mean_s, summary.ttft_mean_sd_s),
-            Figure::P99 => format!("{:.1}", summary.ttft_p99_s),
-            Figure::InTime => format!("{:.1}", 100.0 * summary.slo_met),
-            Figure::Refused => format!("{:.1}", 100.0 * summary.rejected),
-            Figure::KiloTokensPerSecond => format!("{:.1}", summary.input_tokens_per_s / 1_000.0),
-            Figure::RetryAfter => or_dash(summary.retry_after_s, 1.0),
-            Figure::RetryAfterRight => or_dash(summary.retry_after_right, 100.0),
+            SuiteMetric::Mean => format!("{:.2} ± {:.2}", summary.ttft_mean_s, summary.ttft_mean_sd_s),
+            SuiteMetric::P99 => format!("{:.1}", summary.ttft_p99_s),
+            SuiteMetric::SloAttainment => format!("{:.1}", 100.0 * summary.slo_met),
+            SuiteMetric::RejectedShare => format!("{:.1}", 100.0 * summary.rejected),
+            SuiteMetric::KiloTokensPerSecond => format!("{:.1}", summary.input_tokens_per_s / 1_000.0),
+            SuiteMetric::RetryAfter => or_dash(summary.retry_after_s, 1.0),
+            SuiteMetric::RetryAfterAccuracy => or_dash(summary.retry_after_right, 100.0),
         }
     }
 }
@@ -76,20 +76,20 @@ fn or_dash(value: Option<f64>, factor: f64) -> String {
     value.map_or_else(|| "–".to_owned(), |value| format!("{:.0}", factor * value))
 }
 
-struct Row {
+struct SuiteExperiment {
     name: &'static str,
-    source: Source,
+    source: SuiteWorkload,
     speed: f64,
-    change: fn(&mut Settings),
-    figures: &'static [Figure],
+    change: fn(&mut SimulationOptions),
+    figures: &'static [SuiteMetric],
 }
 
-fn gbps(settings: &mut Settings, gbps: f64) {
+fn gbps(settings: &mut SimulationOptions, gbps: f64) {
     settings.service.storage_bytes_per_s = gbps * 1e9;
 }
 
 /// Another engine than the calibrated one: no setting was chosen on it.
-fn other_engine(settings: &mut Settings) {
+fn other_engine(settings: &mut SimulationOptions) {
     settings.prefill = 6;
     settings.service.prefill_base_s /= 3.0;
     settings.service.prefill_linear_s /= 3.0;
@@ -97,233 +97,243 @@ fn other_engine(settings: &mut Settings) {
     settings.service.kv_bytes_per_token = 70_000;
 }
 
-const ROWS: &[Row] = &[
-    Row {
+const EXPERIMENTS: &[SuiteExperiment] = &[
+    SuiteExperiment {
         name: "conversation 1.0",
-        source: Source::Conversation,
+        source: SuiteWorkload::Conversation,
         speed: 1.0,
         change: |_| {},
-        figures: &[Figure::Mean, Figure::P99, Figure::InTime],
+        figures: &[SuiteMetric::Mean, SuiteMetric::P99, SuiteMetric::SloAttainment],
     },
-    Row {
+    SuiteExperiment {
         name: "conversation 1.2",
-        source: Source::Conversation,
+        source: SuiteWorkload::Conversation,
         speed: 1.2,
         change: |_| {},
-        figures: &[Figure::Mean, Figure::P99],
+        figures: &[SuiteMetric::Mean, SuiteMetric::P99],
     },
-    Row {
+    SuiteExperiment {
         name: "synthetic 1.0",
-        source: Source::Synthetic,
+        source: SuiteWorkload::Synthetic,
         speed: 1.0,
         change: |_| {},
-        figures: &[Figure::Mean],
+        figures: &[SuiteMetric::Mean],
     },
-    Row {
+    SuiteExperiment {
         name: "synthetic 1.2",
-        source: Source::Synthetic,
+        source: SuiteWorkload::Synthetic,
         speed: 1.2,
         change: |_| {},
-        figures: &[Figure::Mean],
+        figures: &[SuiteMetric::Mean],
     },
-    Row {
+    SuiteExperiment {
         name: "prefetch best_effort",
-        source: Source::Conversation,
+        source: SuiteWorkload::Conversation,
         speed: 1.0,
-        change: |settings| settings.prefetch = Prefetch::BestEffort,
-        figures: &[Figure::Mean],
+        change: |settings| settings.prefetch = SimPrefetchPolicy::BestEffort,
+        figures: &[SuiteMetric::Mean],
     },
-    Row {
+    SuiteExperiment {
         name: "prefetch best_effort, L3 at 3 GB/s",
-        source: Source::Conversation,
+        source: SuiteWorkload::Conversation,
         speed: 1.0,
         change: |settings| {
-            settings.prefetch = Prefetch::BestEffort;
+            settings.prefetch = SimPrefetchPolicy::BestEffort;
             gbps(settings, 3.0);
         },
-        figures: &[Figure::Mean],
+        figures: &[SuiteMetric::Mean],
     },
-    Row {
+    SuiteExperiment {
         name: "no L3",
-        source: Source::Conversation,
+        source: SuiteWorkload::Conversation,
         speed: 1.0,
         change: |settings| settings.l3_tokens = 0,
-        figures: &[Figure::Mean],
+        figures: &[SuiteMetric::Mean],
     },
-    Row {
+    SuiteExperiment {
         name: "L3 at 3 GB/s",
-        source: Source::Conversation,
+        source: SuiteWorkload::Conversation,
         speed: 1.0,
         change: |settings| gbps(settings, 3.0),
-        figures: &[Figure::Mean],
+        figures: &[SuiteMetric::Mean],
     },
-    Row {
+    SuiteExperiment {
         name: "L3 at 1.5 GB/s",
-        source: Source::Conversation,
+        source: SuiteWorkload::Conversation,
         speed: 1.0,
         change: |settings| gbps(settings, 1.5),
-        figures: &[Figure::Mean],
+        figures: &[SuiteMetric::Mean],
     },
-    Row {
+    SuiteExperiment {
         name: "L3 at 3 GB/s, 2 zones",
-        source: Source::Conversation,
+        source: SuiteWorkload::Conversation,
         speed: 1.0,
         change: |settings| {
             gbps(settings, 3.0);
             settings.zones = 2;
         },
-        figures: &[Figure::Mean],
+        figures: &[SuiteMetric::Mean],
     },
-    Row {
+    SuiteExperiment {
         name: "L3 at 3 GB/s, 2 zones, unknown",
-        source: Source::Conversation,
+        source: SuiteWorkload::Conversation,
         speed: 1.0,
         change: |settings| {
             gbps(settings, 3.0);
             (settings.zones, settings.zones_known) = (2, false);
         },
-        figures: &[Figure::Mean],
+        figures: &[SuiteMetric::Mean],
     },
-    Row {
+    SuiteExperiment {
         name: "L3 of 40 M tokens",
-        source: Source::Conversation,
+        source: SuiteWorkload::Conversation,
         speed: 1.0,
         change: |settings| settings.l3_tokens = 40_000_000,
-        figures: &[Figure::Mean],
+        figures: &[SuiteMetric::Mean],
     },
-    Row {
+    SuiteExperiment {
         name: "service noise 30 %",
-        source: Source::Conversation,
+        source: SuiteWorkload::Conversation,
         speed: 1.0,
         change: |settings| settings.noise_sigma = 0.3,
-        figures: &[Figure::Mean],
+        figures: &[SuiteMetric::Mean],
     },
-    Row {
+    SuiteExperiment {
         name: "one engine 2× slower, conversation 0.9",
-        source: Source::Conversation,
+        source: SuiteWorkload::Conversation,
         speed: 0.9,
         change: |settings| settings.slow_engine = 2.0,
-        figures: &[Figure::Mean],
+        figures: &[SuiteMetric::Mean],
     },
-    Row {
+    SuiteExperiment {
         name: "index 10 s late",
-        source: Source::Conversation,
+        source: SuiteWorkload::Conversation,
         speed: 1.0,
         change: |settings| settings.index_lag_s = 10.0,
-        figures: &[Figure::Mean],
+        figures: &[SuiteMetric::Mean],
     },
-    Row {
+    SuiteExperiment {
         name: "2 gateways",
-        source: Source::Conversation,
+        source: SuiteWorkload::Conversation,
         speed: 1.0,
         change: |settings| settings.gateways = 2,
-        figures: &[Figure::Mean],
+        figures: &[SuiteMetric::Mean],
     },
-    Row {
+    SuiteExperiment {
         name: "4 gateways",
-        source: Source::Conversation,
+        source: SuiteWorkload::Conversation,
         speed: 1.0,
         change: |settings| settings.gateways = 4,
-        figures: &[Figure::Mean],
+        figures: &[SuiteMetric::Mean],
     },
-    Row {
+    SuiteExperiment {
         name: "4 gateways, engines order by priority",
-        source: Source::Conversation,
+        source: SuiteWorkload::Conversation,
         speed: 1.0,
         change: |settings| {
             settings.gateways = 4;
-            settings.order = EngineOrder::Priority;
+            settings.order = EngineQueueOrder::Priority;
         },
-        figures: &[Figure::Mean],
+        figures: &[SuiteMetric::Mean],
     },
-    Row {
+    SuiteExperiment {
         name: "overload, conversation 2.0, with targets",
-        source: Source::Conversation,
+        source: SuiteWorkload::Conversation,
         speed: 2.0,
         change: |settings| settings.deadlines = true,
-        figures: &[Figure::InTime, Figure::P99, Figure::Refused],
+        figures: &[SuiteMetric::SloAttainment, SuiteMetric::P99, SuiteMetric::RejectedShare],
     },
-    Row {
+    SuiteExperiment {
         name: "overload, conversation 2.0, refused clients come back once",
-        source: Source::Conversation,
+        source: SuiteWorkload::Conversation,
         speed: 2.0,
         change: |settings| {
             settings.deadlines = true;
             settings.retry = true;
         },
-        figures: &[Figure::RetryAfterRight, Figure::RetryAfter, Figure::InTime, Figure::Refused],
+        figures: &[
+            SuiteMetric::RetryAfterAccuracy,
+            SuiteMetric::RetryAfter,
+            SuiteMetric::SloAttainment,
+            SuiteMetric::RejectedShare,
+        ],
     },
-    Row {
+    SuiteExperiment {
         name: "overload, conversation 1.5, refused clients come back once",
-        source: Source::Conversation,
+        source: SuiteWorkload::Conversation,
         speed: 1.5,
         change: |settings| {
             settings.deadlines = true;
             settings.retry = true;
         },
-        figures: &[Figure::RetryAfterRight, Figure::RetryAfter, Figure::InTime, Figure::Refused],
+        figures: &[
+            SuiteMetric::RetryAfterAccuracy,
+            SuiteMetric::RetryAfter,
+            SuiteMetric::SloAttainment,
+            SuiteMetric::RejectedShare,
+        ],
     },
-    Row {
+    SuiteExperiment {
         name: "6 engines 3× faster, 70 kB per token, conversation 2.2",
-        source: Source::Conversation,
+        source: SuiteWorkload::Conversation,
         speed: 2.2,
         change: other_engine,
-        figures: &[Figure::Mean],
+        figures: &[SuiteMetric::Mean],
     },
-    Row {
+    SuiteExperiment {
         name: "6 engines 3× faster, conversation 2.2, best_effort",
-        source: Source::Conversation,
+        source: SuiteWorkload::Conversation,
         speed: 2.2,
         change: |settings| {
             other_engine(settings);
-            settings.prefetch = Prefetch::BestEffort;
+            settings.prefetch = SimPrefetchPolicy::BestEffort;
         },
-        figures: &[Figure::Mean],
+        figures: &[SuiteMetric::Mean],
     },
-    Row {
+    SuiteExperiment {
         name: "agents 1.9",
-        source: Source::Agents,
+        source: SuiteWorkload::Agents,
         speed: 1.9,
         change: |_| {},
-        figures: &[Figure::Mean, Figure::P99, Figure::InTime],
+        figures: &[SuiteMetric::Mean, SuiteMetric::P99, SuiteMetric::SloAttainment],
     },
-    Row {
+    SuiteExperiment {
         name: "bench_multiturn, L1+L2, 16 in flight",
-        source: Source::MultiTurn(16),
+        source: SuiteWorkload::MultiTurn(16),
         speed: 1.0,
         change: |settings| settings.l3_tokens = 0,
-        figures: &[Figure::KiloTokensPerSecond],
+        figures: &[SuiteMetric::KiloTokensPerSecond],
     },
-    Row {
+    SuiteExperiment {
         name: "bench_multiturn, L1+L2+L3, 64 in flight",
-        source: Source::MultiTurn(64),
+        source: SuiteWorkload::MultiTurn(64),
         speed: 1.0,
         change: |_| {},
-        figures: &[Figure::KiloTokensPerSecond],
+        figures: &[SuiteMetric::KiloTokensPerSecond],
     },
-    Row {
+    SuiteExperiment {
         name: "bench_multiturn, one engine",
-        source: Source::OneEngine,
+        source: SuiteWorkload::OneEngine,
         speed: 1.0,
-        change: |settings| settings.prefetch = Prefetch::WaitComplete,
-        figures: &[Figure::KiloTokensPerSecond, Figure::Mean],
+        change: |settings| settings.prefetch = SimPrefetchPolicy::WaitComplete,
+        figures: &[SuiteMetric::KiloTokensPerSecond, SuiteMetric::Mean],
     },
-    Row {
+    SuiteExperiment {
         name: "bench_multiturn, one engine, best_effort",
-        source: Source::OneEngine,
+        source: SuiteWorkload::OneEngine,
         speed: 1.0,
         change: |_| {},
-        figures: &[Figure::KiloTokensPerSecond, Figure::Mean],
+        figures: &[SuiteMetric::KiloTokensPerSecond, SuiteMetric::Mean],
     },
-    Row {
+    SuiteExperiment {
         name: "bench_multiturn, one engine, L3 at 1.5 GB/s",
-        source: Source::OneEngine,
+        source: SuiteWorkload::OneEngine,
         speed: 1.0,
         change: |settings| {
-            settings.prefetch = Prefetch::WaitComplete;
+            settings.prefetch = SimPrefetchPolicy::WaitComplete;
             gbps(settings, 1.5);
         },
-        figures: &[Figure::KiloTokensPerSecond, Figure::Mean],
+        figures: &[SuiteMetric::KiloTokensPerSecond, SuiteMetric::Mean],
     },
 ];
 
@@ -333,80 +343,87 @@ const ROWS: &[Row] = &[
 /// A trace cannot be read.
 pub(crate) fn run(
     folder: &Path,
-    contenders: &[Contender],
+    contenders: &[PolicyVariant],
     scheduling: &SchedulerSettings,
     seeds: &RangeInclusive<u64>,
     only: &[String],
     stop: &AtomicBool,
 ) -> anyhow::Result<String> {
-    let read = |name: &str| -> anyhow::Result<Workload> {
-        Ok(Workload::of_rows(&read_trace(&folder.join(name), None)?, true))
+    let read = |name: &str| -> anyhow::Result<SimulatedWorkload> {
+        Ok(SimulatedWorkload::of_rows(&read_trace(&folder.join(name), None)?, true))
     };
     let (conversation, synthetic) = (read("conversation_trace.jsonl")?, read("synthetic_trace.jsonl")?);
     let mut lines = Vec::new();
-    for row in
-        ROWS.iter().filter(|row| only.is_empty() || only.iter().any(|text| row.name.contains(text.as_str())))
+    for row in EXPERIMENTS
+        .iter()
+        .filter(|row| only.is_empty() || only.iter().any(|text| row.name.contains(text.as_str())))
     {
         anyhow::ensure!(!stop.load(Ordering::Relaxed), "stopped");
-        let replay = Replay { speed: row.speed, jitter_s: JITTER_S, seed: 0 };
-        let unmoved = Replay { jitter_s: 0.0, ..replay };
+        let replay = ReplayOptions { speed: row.speed, jitter_s: JITTER_S, seed: 0 };
+        let unmoved = ReplayOptions { jitter_s: 0.0, ..replay };
         let load = match row.source {
-            Source::Conversation => Load::Open(conversation.clone(), replay),
-            Source::Synthetic => Load::Open(synthetic.clone(), replay),
-            Source::Agents => Load::Agents(AgentSettings::default(), unmoved),
-            Source::MultiTurn(in_flight) => {
-                Load::MultiTurn(MultiTurnSettings { clients: 600, in_flight, ..MultiTurnSettings::default() })
-            }
-            Source::OneEngine => Load::MultiTurn(MultiTurnSettings::default()),
+            SuiteWorkload::Conversation => ExperimentLoad::Open(conversation.clone(), replay),
+            SuiteWorkload::Synthetic => ExperimentLoad::Open(synthetic.clone(), replay),
+            SuiteWorkload::Agents => ExperimentLoad::Agents(AgentTrafficOptions::default(), unmoved),
+            SuiteWorkload::MultiTurn(in_flight) => ExperimentLoad::MultiTurn(MultiTurnOptions {
+                clients: 600,
+                in_flight,
+                ..MultiTurnOptions::default()
+            }),
+            SuiteWorkload::OneEngine => ExperimentLoad::MultiTurn(MultiTurnOptions::default()),
         };
         let mut settings = settings(row.source);
         (row.change)(&mut settings);
-        let case = Case {
+        let case = PolicyExperiment {
             settings,
             scheduling: scheduling.clone(),
             load,
-            contenders: contenders.to_vec(),
+            variants: contenders.to_vec(),
             seeds: seeds.clone(),
         };
-        lines.extend(lines_of(row, &run_case(&case, stop)));
+        lines.extend(table_rows(row, &run_experiment(&case, stop)));
     }
     anyhow::ensure!(!stop.load(Ordering::Relaxed), "stopped");
-    Ok(if contenders.len() > MOST_COLUMNS {
+    Ok(if contenders.len() > MAX_COLUMNS {
         by_contender(contenders, &lines)
     } else {
         by_setting(contenders, &lines)
     })
 }
 
-fn settings(source: Source) -> Settings {
-    let base = Settings::eight_plus_four();
+fn settings(source: SuiteWorkload) -> SimulationOptions {
+    let base = SimulationOptions::eight_plus_four();
     match source {
-        Source::Conversation | Source::Synthetic | Source::Agents => base,
-        Source::MultiTurn(_) => Settings {
+        SuiteWorkload::Conversation | SuiteWorkload::Synthetic | SuiteWorkload::Agents => base,
+        SuiteWorkload::MultiTurn(_) => SimulationOptions {
             prefill: 4,
             decode: 0,
-            service: ServiceModel::default(),
-            prefetch: Prefetch::BestEffort,
+            service: EngineTimeModel::default(),
+            prefetch: SimPrefetchPolicy::BestEffort,
             warmup_share: 0.0,
             ..base
         },
-        Source::OneEngine => MEASURED[2].settings(),
+        SuiteWorkload::OneEngine => PUBLISHED_MEASUREMENTS[2].settings(),
     }
 }
 
 /// One figure of every contender.
-struct Line {
+struct SuiteTableRow {
     setting: &'static str,
-    figure: Figure,
+    figure: SuiteMetric,
     cells: Vec<String>,
 }
 
-fn lines_of(row: &Row, standings: &[Standing]) -> Vec<Line> {
-    let cells = |figure: Figure| standings.iter().map(|standing| figure.text(&standing.summary)).collect();
-    row.figures.iter().map(|&figure| Line { setting: row.name, figure, cells: cells(figure) }).collect()
+fn table_rows(row: &SuiteExperiment, standings: &[PolicyResult]) -> Vec<SuiteTableRow> {
+    let cells =
+        |figure: SuiteMetric| standings.iter().map(|standing| figure.text(&standing.summary)).collect();
+    row.figures
+        .iter()
+        .map(|&figure| SuiteTableRow { setting: row.name, figure, cells: cells(figure) })
+        .collect()
 }
 
-fn by_setting(contenders: &[Contender], lines: &[Line]) -> String {
+fn by_setting(contenders: &[PolicyVariant], lines: &[SuiteTableRow]) -> String {
     let names: Vec<&str> = contenders.iter().map(|contender| contender.name.as_str()).collect();
     let mut table =
         format!("| setting | figure | {} |\n|---|---|{}\n", names.join(" | "), "---:|".repeat(names.len()));
@@ -416,7 +433,7 @@ fn by_setting(contenders: &[Contender], lines: &[Line]) -> String {
     table
 }
 
-fn by_contender(contenders: &[Contender], lines: &[Line]) -> String {
+fn by_contender(contenders: &[PolicyVariant], lines: &[SuiteTableRow]) -> String {
     let heads: Vec<String> =
         lines.iter().map(|line| format!("{}: {}", line.setting, line.figure.name())).collect();
     let mut table = format!("| policy | {} |\n|---|{}\n", heads.join(" | "), "---:|".repeat(heads.len()));

@@ -11,26 +11,26 @@ const BOTTOM: f64 = 42.0;
 
 /// How numbers become places on an axis.
 #[derive(Debug, Clone, Copy)]
-pub enum Scale {
+pub enum AxisScale {
     /// Evenly from the first number to the second.
     Linear(f64, f64),
     /// By their logarithm; both ends are above 0.
     Log(f64, f64),
 }
 
-impl Scale {
+impl AxisScale {
     /// 0 at the low end, 1 at the high end; what lies outside is put on the end.
     fn place(self, value: f64) -> f64 {
         let share = match self {
-            Scale::Linear(low, high) => (value - low) / (high - low),
-            Scale::Log(low, high) => (value.max(low) / low).ln() / (high / low).ln(),
+            AxisScale::Linear(low, high) => (value - low) / (high - low),
+            AxisScale::Log(low, high) => (value.max(low) / low).ln() / (high / low).ln(),
         };
         if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 }
     }
 
     fn ticks(self) -> Vec<f64> {
         match self {
-            Scale::Linear(low, high) => {
+            AxisScale::Linear(low, high) => {
                 let step = round_step((high - low) / 6.0);
                 let first = (low / step).ceil();
                 (0..=12)
@@ -38,7 +38,7 @@ impl Scale {
                     .take_while(|tick| *tick <= high * 1.000_001)
                     .collect()
             }
-            Scale::Log(low, high) => {
+            AxisScale::Log(low, high) => {
                 let decades = low.log10().floor() as i32..=high.log10().ceil() as i32;
                 let ticks = decades.flat_map(|decade| [1.0, 3.0].map(|digit| digit * 10_f64.powi(decade)));
                 ticks.filter(|tick| (low..=high).contains(tick)).collect()
@@ -59,15 +59,15 @@ fn round_step(step: f64) -> f64 {
 
 /// A plot under construction.
 #[derive(Debug)]
-pub struct Plot {
-    x: Scale,
-    y: Scale,
+pub struct SvgPlot {
+    x: AxisScale,
+    y: AxisScale,
     body: String,
 }
 
-impl Plot {
+impl SvgPlot {
     /// An empty plot with its axes' names.
-    pub fn new(x: Scale, y: Scale, (x_name, y_name): (&str, &str)) -> Self {
+    pub fn new(x: AxisScale, y: AxisScale, (x_name, y_name): (&str, &str)) -> Self {
         let mut plot = Self { x, y, body: String::new() };
         let (bottom, right) = (HEIGHT - BOTTOM, WIDTH - RIGHT);
         for tick in y.ticks() {
@@ -179,14 +179,14 @@ mod tests {
 
     #[test]
     fn ticks_are_round_and_inside() {
-        assert_eq!(Scale::Linear(0.0, 1.0).ticks(), [0.0, 0.2, 0.4, 0.6000000000000001, 0.8, 1.0]);
-        assert_eq!(Scale::Log(0.1, 30.0).ticks(), [0.1, 0.30000000000000004, 1.0, 3.0, 10.0, 30.0]);
-        assert!(Scale::Linear(5.0, 5.0).ticks().len() <= 13);
+        assert_eq!(AxisScale::Linear(0.0, 1.0).ticks(), [0.0, 0.2, 0.4, 0.6000000000000001, 0.8, 1.0]);
+        assert_eq!(AxisScale::Log(0.1, 30.0).ticks(), [0.1, 0.30000000000000004, 1.0, 3.0, 10.0, 30.0]);
+        assert!(AxisScale::Linear(5.0, 5.0).ticks().len() <= 13);
     }
 
     #[test]
     fn nothing_is_drawn_outside() {
-        let mut plot = Plot::new(Scale::Linear(0.0, 10.0), Scale::Linear(0.0, 1.0), ("x", "y"));
+        let mut plot = SvgPlot::new(AxisScale::Linear(0.0, 10.0), AxisScale::Linear(0.0, 1.0), ("x", "y"));
         plot.line(&[(-5.0, 0.0), (f64::NAN, 9.0)], "c", "n");
         assert!(plot.svg("p").contains("d='M56.0 258.0L56.0 12.0'"), "{}", plot.svg("p"));
     }

@@ -5,55 +5,59 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use moongate_scheduler::{PolicyName, Settings as SchedulerSettings};
+use moongate_scheduler::{PolicyName, SchedulerOptions as SchedulerSettings};
 use parking_lot::Mutex;
 
-use super::agents::{AgentSettings, agents};
-use super::gateway::Gateways;
-use super::ideal::{Ideal, IdealOrder};
-use super::multiturn::{MultiTurn, MultiTurnSettings};
-use super::outcome::{Outcome, Summary};
-use super::run::play;
-use super::settings::Settings;
-use super::workload::{Replay, Workload};
+use super::agents::{AgentTrafficOptions, generate_agent_traffic};
+use super::gateway::SimulatedGateways;
+use super::ideal::{IdealOrder, IdealRouter};
+use super::multiturn::{MultiTurnOptions, MultiTurnSender};
+use super::outcome::{SimulationResult, SimulationSummary};
+use super::run::run_simulation;
+use super::settings::SimulationOptions;
+use super::workload::{ReplayOptions, SimulatedWorkload};
 
 /// Who decides.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Contender {
+pub struct PolicyVariant {
     /// The name in flags and tables.
     pub name: String,
     /// Which algorithm.
-    pub kind: ContenderKind,
+    pub kind: PolicyVariantKind,
     /// Settings of the scheduler that differ from the experiment's, as NAME=VALUE.
-    pub changes: Vec<String>,
+    pub overrides: Vec<String>,
 }
 
 /// Which algorithm decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ContenderKind {
+pub enum PolicyVariantKind {
     /// A policy of the scheduler.
     Policy(PolicyName),
     /// One queue before engines that share a cache without bounds: what no policy reaches.
     Ideal(IdealOrder),
 }
 
-impl From<PolicyName> for Contender {
+impl From<PolicyName> for PolicyVariant {
     fn from(policy: PolicyName) -> Self {
-        Self { name: policy.as_str().to_owned(), kind: ContenderKind::Policy(policy), changes: Vec::new() }
+        Self {
+            name: policy.as_str().to_owned(),
+            kind: PolicyVariantKind::Policy(policy),
+            overrides: Vec::new(),
+        }
     }
 }
 
-impl From<IdealOrder> for Contender {
+impl From<IdealOrder> for PolicyVariant {
     fn from(order: IdealOrder) -> Self {
         let name = match order {
             IdealOrder::Fcfs => "ideal_fcfs",
             IdealOrder::Shortest => "ideal",
         };
-        Self { name: name.to_owned(), kind: ContenderKind::Ideal(order), changes: Vec::new() }
+        Self { name: name.to_owned(), kind: PolicyVariantKind::Ideal(order), overrides: Vec::new() }
     }
 }
 
-impl FromStr for Contender {
+impl FromStr for PolicyVariant {
     type Err = String;
 
     /// A policy's name, `ideal`, `ideal_fcfs`, or a policy with other settings: `predictive:slack=0.5+aged_share=0`.
@@ -62,7 +66,7 @@ impl FromStr for Contender {
         let known = match name {
             "ideal" => IdealOrder::Shortest.into(),
             "ideal_fcfs" => IdealOrder::Fcfs.into(),
-            name => Contender::from(
+            name => PolicyVariant::from(
                 PolicyName::from_str(name)
                     .map_err(|error| format!("{error}; ideal and ideal_fcfs are bounds, not policies"))?,
             ),
@@ -70,14 +74,14 @@ impl FromStr for Contender {
         let changes: Vec<String> =
             changes.split('+').filter(|change| !change.is_empty()).map(str::to_owned).collect();
         // A wrong setting is told now, not in the middle of the runs.
-        changed(&SchedulerSettings::default(), &changes).map_err(|error| error.to_string())?;
-        Ok(Contender { name: text.to_owned(), changes, ..known })
+        with_overrides(&SchedulerSettings::default(), &changes).map_err(|error| error.to_string())?;
+        Ok(PolicyVariant { name: text.to_owned(), overrides: changes, ..known })
     }
 }
 
 /// A scheduler's settings cannot be changed like this.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ChangeError {
+pub enum SettingOverrideError {
     /// Not NAME=VALUE.
     #[error("{0:?} changes no setting: give NAME=VALUE")]
     Form(String),
@@ -103,18 +107,24 @@ pub enum ChangeError {
 ///
 /// # Errors
 /// A setting does not exist, or its value is of another kind.
-pub fn changed(settings: &SchedulerSettings, changes: &[String]) -> Result<SchedulerSettings, ChangeError> {
+pub fn with_overrides(
+    settings: &SchedulerSettings,
+    changes: &[String],
+) -> Result<SchedulerSettings, SettingOverrideError> {
     let mut settings = settings.clone();
     for change in changes {
-        let (name, text) = change.split_once('=').ok_or_else(|| ChangeError::Form(change.clone()))?;
-        let wrong =
-            |what: serde_json::Error| ChangeError::Value { change: change.clone(), what: what.to_string() };
+        let (name, text) =
+            change.split_once('=').ok_or_else(|| SettingOverrideError::Form(change.clone()))?;
+        let wrong = |what: serde_json::Error| SettingOverrideError::Value {
+            change: change.clone(),
+            what: what.to_string(),
+        };
         let mut all = serde_json::to_value(&settings).map_err(wrong)?;
         let known = || {
             let names = all.as_object().map(|all| all.keys().cloned().collect::<Vec<_>>());
             names.unwrap_or_default().join(", ")
         };
-        let missing = ChangeError::Name { name: name.to_owned(), known: known() };
+        let missing = SettingOverrideError::Name { name: name.to_owned(), known: known() };
         let pointer = format!("/{}", name.replace('.', "/"));
         let place = all.pointer_mut(&pointer).ok_or(missing)?;
         *place = serde_json::from_str(text).map_err(wrong)?;
@@ -125,61 +135,63 @@ pub fn changed(settings: &SchedulerSettings, changes: &[String]) -> Result<Sched
 
 /// What arrives.
 #[derive(Debug, Clone)]
-pub enum Load {
+pub enum ExperimentLoad {
     /// Requests at given times; the seed makes the jitter.
-    Open(Workload, Replay),
+    Open(SimulatedWorkload, ReplayOptions),
     /// Generated agents; the seed makes them.
-    Agents(AgentSettings, Replay),
+    Agents(AgentTrafficOptions, ReplayOptions),
     /// Clients that wait for answers.
-    MultiTurn(MultiTurnSettings),
+    MultiTurn(MultiTurnOptions),
 }
 
-impl Load {
+impl ExperimentLoad {
     /// What arrives with this seed.
-    pub(crate) fn workload(&self, seed: u64) -> Workload {
+    pub(crate) fn workload(&self, seed: u64) -> SimulatedWorkload {
         match self {
-            Load::Open(workload, replay) => workload.replayed(Replay { seed, ..*replay }),
-            Load::Agents(settings, replay) => agents(settings, seed).replayed(Replay { seed, ..*replay }),
-            Load::MultiTurn(settings) => MultiTurn::workload(*settings, seed),
+            ExperimentLoad::Open(workload, replay) => workload.with_replay(ReplayOptions { seed, ..*replay }),
+            ExperimentLoad::Agents(settings, replay) => {
+                generate_agent_traffic(settings, seed).with_replay(ReplayOptions { seed, ..*replay })
+            }
+            ExperimentLoad::MultiTurn(settings) => MultiTurnSender::workload(*settings, seed),
         }
     }
 }
 
 /// One experiment.
 #[derive(Debug, Clone)]
-pub struct Case {
+pub struct PolicyExperiment {
     /// The fleet.
-    pub settings: Settings,
+    pub settings: SimulationOptions,
     /// The schedulers.
     pub scheduling: SchedulerSettings,
     /// What arrives.
-    pub load: Load,
+    pub load: ExperimentLoad,
     /// Who decides, one after the other.
-    pub contenders: Vec<Contender>,
+    pub variants: Vec<PolicyVariant>,
     /// One run each.
     pub seeds: RangeInclusive<u64>,
 }
 
 /// What one contender achieved.
 #[derive(Debug, Clone)]
-pub struct Standing {
+pub struct PolicyResult {
     /// Who.
-    pub contender: Contender,
+    pub variant: PolicyVariant,
     /// The mean over the seeds.
-    pub summary: Summary,
+    pub summary: SimulationSummary,
     /// The run of the first seed, in full.
-    pub first: Outcome,
+    pub first_run: SimulationResult,
 }
 
 /// Runs every contender with every seed, on as many threads as there are processors. Setting `stop` ends the runs early, with
 /// figures of no worth.
 #[must_use]
-pub fn run_case(case: &Case, stop: &AtomicBool) -> Vec<Standing> {
-    let workloads: Vec<(u64, Workload)> =
+pub fn run_experiment(case: &PolicyExperiment, stop: &AtomicBool) -> Vec<PolicyResult> {
+    let workloads: Vec<(u64, SimulatedWorkload)> =
         case.seeds.clone().map(|seed| (seed, case.load.workload(seed))).collect();
     let jobs: Vec<(usize, usize)> =
-        (0..workloads.len()).flat_map(|run| (0..case.contenders.len()).map(move |at| (at, run))).collect();
-    let done: Vec<Mutex<Option<Outcome>>> = jobs.iter().map(|_| Mutex::new(None)).collect();
+        (0..workloads.len()).flat_map(|run| (0..case.variants.len()).map(move |at| (at, run))).collect();
+    let done: Vec<Mutex<Option<SimulationResult>>> = jobs.iter().map(|_| Mutex::new(None)).collect();
     let next = AtomicUsize::new(0);
     let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get).min(jobs.len());
     std::thread::scope(|scope| {
@@ -187,34 +199,44 @@ pub fn run_case(case: &Case, stop: &AtomicBool) -> Vec<Standing> {
             scope.spawn(|| {
                 while let Some(&(at, run)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let (seed, workload) = &workloads[run];
-                    let outcome = run_one(case, &case.contenders[at], workload, *seed, stop);
-                    *done[run * case.contenders.len() + at].lock() = Some(outcome);
+                    let outcome = run_one(case, &case.variants[at], workload, *seed, stop);
+                    *done[run * case.variants.len() + at].lock() = Some(outcome);
                 }
             });
         }
     });
-    let outcomes: Vec<Outcome> = done.into_iter().filter_map(Mutex::into_inner).collect();
-    let standing = |(at, contender): (usize, &Contender)| {
-        let of_contender = || outcomes.iter().skip(at).step_by(case.contenders.len());
-        let summaries: Vec<Summary> = of_contender().map(Outcome::summary).collect();
+    let outcomes: Vec<SimulationResult> = done.into_iter().filter_map(Mutex::into_inner).collect();
+    let standing = |(at, contender): (usize, &PolicyVariant)| {
+        let of_contender = || outcomes.iter().skip(at).step_by(case.variants.len());
+        let summaries: Vec<SimulationSummary> = of_contender().map(SimulationResult::summary).collect();
         let first = of_contender().next()?.clone();
-        Some(Standing { contender: contender.clone(), summary: Summary::mean(&summaries), first })
+        Some(PolicyResult {
+            variant: contender.clone(),
+            summary: SimulationSummary::mean(&summaries),
+            first_run: first,
+        })
     };
-    case.contenders.iter().enumerate().filter_map(standing).collect()
+    case.variants.iter().enumerate().filter_map(standing).collect()
 }
 
-fn run_one(case: &Case, contender: &Contender, workload: &Workload, seed: u64, stop: &AtomicBool) -> Outcome {
+fn run_one(
+    case: &PolicyExperiment,
+    contender: &PolicyVariant,
+    workload: &SimulatedWorkload,
+    seed: u64,
+    stop: &AtomicBool,
+) -> SimulationResult {
     match contender.kind {
-        ContenderKind::Policy(policy) => {
+        PolicyVariantKind::Policy(policy) => {
             // Contenders with settings that do not fit are refused when they are named.
-            let scheduling =
-                changed(&case.scheduling, &contender.changes).unwrap_or_else(|_| case.scheduling.clone());
-            let mut gateways = Gateways::new(policy, &scheduling, &case.settings, seed);
-            play(&case.settings, workload, seed, &mut gateways, stop)
+            let scheduling = with_overrides(&case.scheduling, &contender.overrides)
+                .unwrap_or_else(|_| case.scheduling.clone());
+            let mut gateways = SimulatedGateways::new(policy, &scheduling, &case.settings, seed);
+            run_simulation(&case.settings, workload, seed, &mut gateways, stop)
         }
-        ContenderKind::Ideal(order) => {
-            let settings = Settings { shared_cache: true, ..case.settings.clone() };
-            play(&settings, workload, seed, &mut Ideal::new(order), stop)
+        PolicyVariantKind::Ideal(order) => {
+            let settings = SimulationOptions { shared_cache: true, ..case.settings.clone() };
+            run_simulation(&settings, workload, seed, &mut IdealRouter::new(order), stop)
         }
     }
 }
@@ -225,21 +247,21 @@ mod tests {
 
     #[test]
     fn a_contender_may_have_settings_of_its_own() {
-        let contender: Contender = "predictive:slack=0.5+duplicate_price=0".parse().expect("known");
-        assert_eq!(contender.kind, ContenderKind::Policy(PolicyName::Predictive));
-        let settings = changed(&SchedulerSettings::default(), &contender.changes).expect("fit");
+        let contender: PolicyVariant = "predictive:slack=0.5+duplicate_price=0".parse().expect("known");
+        assert_eq!(contender.kind, PolicyVariantKind::Policy(PolicyName::Predictive));
+        let settings = with_overrides(&SchedulerSettings::default(), &contender.overrides).expect("fit");
         assert_eq!((settings.slack, settings.duplicate_price), (0.5, 0.0));
-        assert_eq!("ideal".parse::<Contender>().expect("known"), IdealOrder::Shortest.into());
+        assert_eq!("ideal".parse::<PolicyVariant>().expect("known"), IdealOrder::Shortest.into());
     }
 
     #[test]
     fn a_wrong_change_is_told_with_what_would_be_right() {
-        let wrong = |text: &str| text.parse::<Contender>().expect_err("wrong");
+        let wrong = |text: &str| text.parse::<PolicyVariant>().expect_err("wrong");
         assert!(wrong("predictiv").contains("predictive"));
         assert!(wrong("predictive:slak=1").contains("slack"));
         assert!(wrong("predictive:slack").contains("NAME=VALUE"));
         assert!(wrong("predictive:slack=much").contains("slack=much"));
         let target = [r#"ttft_target={"base":2,"cold_factor":3}"#.to_owned()];
-        assert!(changed(&SchedulerSettings::default(), &target).expect("fits").ttft_target.is_some());
+        assert!(with_overrides(&SchedulerSettings::default(), &target).expect("fits").ttft_target.is_some());
     }
 }

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::calibrate::{MEASURED, calibrate};
-use super::sweep::Standing;
+use super::calibrate::{PUBLISHED_MEASUREMENTS, calibrate};
+use super::sweep::PolicyResult;
 
 /// One line per contender.
-pub(crate) fn text(standings: &[Standing], elapsed: Duration) -> String {
-    let width = standings.iter().map(|standing| standing.contender.name.len()).max().unwrap_or(0).max(8);
+pub(crate) fn text(standings: &[PolicyResult], elapsed: Duration) -> String {
+    let width = standings.iter().map(|standing| standing.variant.name.len()).max().unwrap_or(0).max(8);
     let mut text = format!(
         "{:width$}  {:>8} {:>6} {:>8} {:>8} {:>8}  {:>6} {:>6}  {:>5} {:>5} {:>5}  {:>9}  {:>6}\n",
         "policy",
@@ -33,7 +33,7 @@ pub(crate) fn text(standings: &[Standing], elapsed: Duration) -> String {
         let _ = writeln!(
             text,
             "{:width$}  {:>8.3} {:>6.2} {:>8.2} {:>8.2} {:>8.2}  {:>6.3} {:>6.3}  {:>5.1} {:>5.1} {:>5.1}  {:>9.0}  {:>6}{}",
-            standing.contender.name,
+            standing.variant.name,
             s.ttft_mean_s,
             s.ttft_mean_sd_s,
             s.ttft_p50_s,
@@ -49,16 +49,16 @@ pub(crate) fn text(standings: &[Standing], elapsed: Duration) -> String {
             if s.failed > 0.0 { format!("  {:.3} of the requests failed", s.failed) } else { String::new() },
         );
     }
-    let requests: usize = standings.iter().map(|standing| standing.first.records.len()).sum();
+    let requests: usize = standings.iter().map(|standing| standing.first_run.records.len()).sum();
     let _ = writeln!(text, "{requests} requests per seed simulated; {:.2} s in all", elapsed.as_secs_f64());
     text
 }
 
 /// One object: the figures themselves for one contender, a list of them for several.
-pub(crate) fn json(standings: &[Standing]) -> String {
-    let object = |standing: &Standing| {
+pub(crate) fn json(standings: &[PolicyResult]) -> String {
+    let object = |standing: &PolicyResult| {
         let mut object = json!(standing.summary);
-        object["policy"] = Value::from(standing.contender.name.as_str());
+        object["policy"] = Value::from(standing.variant.name.as_str());
         object
     };
     let value = match standings {
@@ -69,7 +69,7 @@ pub(crate) fn json(standings: &[Standing]) -> String {
 }
 
 /// The same lines as an HTML table.
-pub(crate) fn html(standings: &[Standing]) -> String {
+pub(crate) fn html(standings: &[PolicyResult]) -> String {
     let mut html = String::from(
         "<div class='scroll'><table><tr><th>policy</th><th>mean s</th><th>±</th><th>p50 s</th><th>p90 s</th><th>p99 s</th>\
          <th>in time</th><th>refused</th><th>L1</th><th>L2</th><th>L3</th><th>tokens/s</th></tr>",
@@ -80,7 +80,7 @@ pub(crate) fn html(standings: &[Standing]) -> String {
             html,
             "<tr><td>{}</td><td>{:.2}</td><td>{:.2}</td><td>{:.2}</td><td>{:.2}</td><td>{:.1}</td><td>{:.1} %</td>\
              <td>{:.1} %</td><td>{:.1} %</td><td>{:.1} %</td><td>{:.1} %</td><td>{:.0}</td></tr>",
-            standing.contender.name,
+            standing.variant.name,
             s.ttft_mean_s,
             s.ttft_mean_sd_s,
             s.ttft_p50_s,
@@ -102,7 +102,7 @@ pub(crate) fn calibration(seeds: u64) -> String {
     let mut table = String::from(
         "| caches | TTFT mean, s | TTFT p90, s | input, tokens/s | reused, % |\n|---|---:|---:|---:|---:|\n",
     );
-    for row in &MEASURED {
+    for row in &PUBLISHED_MEASUREMENTS {
         let shown = calibrate(row, seeds);
         let _ = writeln!(
             table,

@@ -3,56 +3,56 @@
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use moongate_scheduler::{PolicyName, Settings as SchedulerSettings};
+use moongate_scheduler::{PolicyName, SchedulerOptions as SchedulerSettings};
 use proptest::prelude::*;
 
-use super::calibrate::MEASURED;
-use super::ideal::{IdealOrder, OneEngine};
-use super::multiturn::MultiTurnSettings;
-use super::outcome::{Outcome, State};
-use super::run::play;
-use super::settings::{EngineOrder, Failure, Prefetch, Settings};
-use super::sweep::{Case, Contender, Load, Standing, run_case};
-use super::workload::{Prompts, Replay, Source, Workload};
+use super::calibrate::PUBLISHED_MEASUREMENTS;
+use super::ideal::{IdealOrder, SingleEngineRouter};
+use super::multiturn::MultiTurnOptions;
+use super::outcome::{SimulatedOutcome, SimulationResult};
+use super::run::run_simulation;
+use super::settings::{EngineOutage, EngineQueueOrder, SimPrefetchPolicy, SimulationOptions};
+use super::sweep::{ExperimentLoad, PolicyExperiment, PolicyResult, PolicyVariant, run_experiment};
+use super::workload::{ArrivalMode, ReplayOptions, SimulatedWorkload, WorkloadBuilder};
 use crate::generate::trace::read_trace;
 
-fn trace() -> Workload {
+fn trace() -> SimulatedWorkload {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("traces/conversation_1000.jsonl");
-    Workload::of_rows(&read_trace(&path, None).expect("the trace"), true)
+    SimulatedWorkload::of_rows(&read_trace(&path, None).expect("the trace"), true)
 }
 
-fn replay(speed: f64) -> Replay {
-    Replay { speed, jitter_s: 3.0, seed: 1 }
+fn replay(speed: f64) -> ReplayOptions {
+    ReplayOptions { speed, jitter_s: 3.0, seed: 1 }
 }
 
 /// Requests given as (due, input tokens, block names).
-fn workload(requests: &[(f64, usize, &[u64])]) -> Workload {
-    let mut prompts = Prompts::new(512);
+fn workload(requests: &[(f64, usize, &[u64])]) -> SimulatedWorkload {
+    let mut prompts = WorkloadBuilder::new(512);
     for (number, &(due_s, tokens, ids)) in (0_u64..).zip(requests) {
         prompts.push(due_s, tokens, 10, ids, (None, number));
     }
-    prompts.finish(Source::Open)
+    prompts.finish(ArrivalMode::Open)
 }
 
-fn one_engine() -> Settings {
-    Settings {
+fn one_engine() -> SimulationOptions {
+    SimulationOptions {
         l2_tokens: 1_662_000,
         l3_tokens: 2_000_000,
-        prefetch: Prefetch::WaitComplete,
-        ..Settings::one_engine()
+        prefetch: SimPrefetchPolicy::WaitComplete,
+        ..SimulationOptions::one_engine()
     }
 }
 
 /// Plays requests on one engine.
-fn one(settings: &Settings, requests: &Workload) -> Outcome {
-    play(settings, requests, 1, &mut OneEngine, &AtomicBool::new(false))
+fn one(settings: &SimulationOptions, requests: &SimulatedWorkload) -> SimulationResult {
+    run_simulation(settings, requests, 1, &mut SingleEngineRouter, &AtomicBool::new(false))
 }
 
-fn run(case: &Case) -> Vec<Standing> {
-    run_case(case, &AtomicBool::new(false))
+fn run(case: &PolicyExperiment) -> Vec<PolicyResult> {
+    run_experiment(case, &AtomicBool::new(false))
 }
 
-fn ttft(outcome: &Outcome, request: usize) -> f64 {
+fn ttft(outcome: &SimulationResult, request: usize) -> f64 {
     outcome.records[request].first_token_s - outcome.records[request].arrived_s
 }
 
@@ -61,7 +61,7 @@ fn near(left: f64, right: f64) -> bool {
 }
 
 #[test]
-fn a_lone_prompt_takes_what_the_formula_says_and_its_repetition_one_token() {
+fn single_prompt_costs_the_formula_and_its_repeat_one_token() {
     let ids: Vec<u64> = (0..8).collect();
     let settings = one_engine();
     let outcome = one(&settings, &workload(&[(0.0, 4_000, &ids), (60.0, 4_000, &ids)]));
@@ -72,34 +72,34 @@ fn a_lone_prompt_takes_what_the_formula_says_and_its_repetition_one_token() {
 }
 
 #[test]
-fn a_lost_cache_is_fetched_from_the_store_if_the_engine_waits_for_it() {
+fn evicted_cache_is_fetched_if_prefetch_is_awaited() {
     let ids: Vec<u64> = (0..8).collect();
     // The engine dies between the two: only the store still has the prompt.
-    let failures = vec![Failure { engine: 0, at_s: 20.0, for_s: 1.0 }];
+    let failures = vec![EngineOutage { engine: 0, at_s: 20.0, for_s: 1.0 }];
     let requests = workload(&[(0.0, 4_096, &ids), (60.0, 8_192, &ids)]);
     let fetched = |prefetch| {
-        let settings = Settings { failures: failures.clone(), prefetch, ..one_engine() };
+        let settings = SimulationOptions { failures: failures.clone(), prefetch, ..one_engine() };
         let outcome = one(&settings, &requests);
         (outcome.records[1].l3_tokens, ttft(&outcome, 1), settings.service)
     };
-    let (tokens, waited, service) = fetched(Prefetch::WaitComplete);
+    let (tokens, waited, service) = fetched(SimPrefetchPolicy::WaitComplete);
     let compute = |new, cached| service.prefill_base_s + service.prefill_compute_s(new, cached);
     assert_eq!(tokens, 4_096);
     assert!(near(waited, service.storage_fetch_s(4_096) + compute(4_096, 4_096)), "{waited}");
     // An idle engine does not wait under best effort, so nothing arrives in time.
-    let (tokens, waited, _) = fetched(Prefetch::BestEffort);
+    let (tokens, waited, _) = fetched(SimPrefetchPolicy::BestEffort);
     assert_eq!(tokens, 0);
     assert!(near(waited, compute(8_192, 0)), "{waited}");
     // A second is enough for this prompt.
-    assert_eq!(fetched(Prefetch::Timeout).0, 4_096);
+    assert_eq!(fetched(SimPrefetchPolicy::Timeout).0, 4_096);
 }
 
 #[test]
 fn who_waits_for_the_store_is_overtaken() {
     let ids: Vec<u64> = (0..200).collect();
-    let failures = vec![Failure { engine: 0, at_s: 100.0, for_s: 1.0 }];
+    let failures = vec![EngineOutage { engine: 0, at_s: 100.0, for_s: 1.0 }];
     let requests = workload(&[(0.0, 102_400, &ids), (200.0, 102_800, &ids), (200.1, 600, &[])]);
-    let settings = Settings { failures, ..one_engine() };
+    let settings = SimulationOptions { failures, ..one_engine() };
     let outcome = one(&settings, &requests);
     assert!(outcome.records[2].first_token_s < outcome.records[1].first_token_s);
     assert_eq!(outcome.records[1].l3_tokens, 102_400);
@@ -109,7 +109,7 @@ fn who_waits_for_the_store_is_overtaken() {
 fn two_short_prompts_share_a_pass_where_passes_are_packed() {
     let requests = workload(&[(0.0, 20_000, &[]), (0.1, 1_000, &[]), (0.1, 1_000, &[])]);
     let end = |packed| {
-        let outcome = one(&Settings { packed, ..one_engine() }, &requests);
+        let outcome = one(&SimulationOptions { packed, ..one_engine() }, &requests);
         outcome.records.iter().map(|record| record.first_token_s).collect::<Vec<_>>()
     };
     let (alone, packed) = (end(false), end(true));
@@ -120,27 +120,34 @@ fn two_short_prompts_share_a_pass_where_passes_are_packed() {
 
 #[test]
 fn a_turn_comes_after_the_answer_that_it_follows() {
-    let mut prompts = Prompts::new(512);
+    let mut prompts = WorkloadBuilder::new(512);
     prompts.push(0.0, 50_000, 100, &[], (None, 0));
     prompts.push(1.0, 600, 1, &[], (Some(0), 0));
-    let requests = prompts.finish(Source::Open);
+    let requests = prompts.finish(ArrivalMode::Open);
     let outcome = one(&one_engine(), &requests);
     let first_end = outcome.records[0].first_token_s + 99.0 * one_engine().service.decode_step_s(1);
     assert!((outcome.records[1].arrived_s - first_end).abs() < 1e-6);
 }
 
-fn case(settings: Settings, contenders: Vec<Contender>, speed: f64) -> Case {
+fn case(settings: SimulationOptions, contenders: Vec<PolicyVariant>, speed: f64) -> PolicyExperiment {
     let scheduling = SchedulerSettings::default();
-    Case { settings, scheduling, load: Load::Open(trace(), replay(speed)), contenders, seeds: 1..=1 }
+    PolicyExperiment {
+        settings,
+        scheduling,
+        load: ExperimentLoad::Open(trace(), replay(speed)),
+        variants: contenders,
+        seeds: 1..=1,
+    }
 }
 
-fn all_policies() -> Vec<Contender> {
-    PolicyName::ALL.into_iter().map(Contender::from).collect()
+fn all_policies() -> Vec<PolicyVariant> {
+    PolicyName::ALL.into_iter().map(PolicyVariant::from).collect()
 }
 
 #[test]
 fn equal_seeds_give_equal_outcomes() {
-    let settings = Settings { noise_sigma: 0.3, gateways: 2, ..Settings::eight_plus_four() };
+    let settings =
+        SimulationOptions { noise_sigma: 0.3, gateways: 2, ..SimulationOptions::eight_plus_four() };
     let case = case(settings, all_policies(), 1.5);
     let figures = || run(&case).iter().map(|standing| standing.summary).collect::<Vec<_>>();
     assert_eq!(figures(), figures());
@@ -148,25 +155,25 @@ fn equal_seeds_give_equal_outcomes() {
 
 #[test]
 fn every_request_ends_once_and_every_token_is_accounted_for() {
-    let settings = Settings {
+    let settings = SimulationOptions {
         failures: vec![
-            Failure { engine: 1, at_s: 60.0, for_s: 30.0 },
-            Failure { engine: 9, at_s: 90.0, for_s: 30.0 },
+            EngineOutage { engine: 1, at_s: 60.0, for_s: 30.0 },
+            EngineOutage { engine: 9, at_s: 90.0, for_s: 30.0 },
         ],
         noise_sigma: 0.2,
         index_lag_s: 1.0,
-        ..Settings::eight_plus_four()
+        ..SimulationOptions::eight_plus_four()
     };
     let workload = trace();
     for standing in run(&case(settings, all_policies(), 1.0)) {
-        let name = &standing.contender.name;
-        let outcome = &standing.first;
+        let name = &standing.variant.name;
+        let outcome = &standing.first_run;
         assert_eq!(outcome.open, 0, "{name}");
-        let served = outcome.records.iter().filter(|record| record.state == State::Served).count();
+        let served = outcome.records.iter().filter(|record| record.state == SimulatedOutcome::Served).count();
         assert!(served >= 950, "{name} served {served}");
         for (at, record) in outcome.records.iter().enumerate() {
-            assert!(record.state != State::Open, "{name}");
-            if record.state == State::Served {
+            assert!(record.state != SimulatedOutcome::Open, "{name}");
+            if record.state == SimulatedOutcome::Served {
                 let cached = record.l1_tokens + record.l2_tokens + record.l3_tokens;
                 assert!(cached < outcome.input_tokens(at), "{name}");
                 assert!(record.first_token_s > record.sent_s && record.sent_s >= record.arrived_s, "{name}");
@@ -178,10 +185,11 @@ fn every_request_ends_once_and_every_token_is_accounted_for() {
 
 #[test]
 fn the_order_of_policies_is_the_expected_one() {
-    let mut contenders = vec![Contender::from(IdealOrder::Shortest), Contender::from(IdealOrder::Fcfs)];
+    let mut contenders =
+        vec![PolicyVariant::from(IdealOrder::Shortest), PolicyVariant::from(IdealOrder::Fcfs)];
     contenders
-        .extend([PolicyName::LeastLoad, PolicyName::PowerOfTwo, PolicyName::Random].map(Contender::from));
-    let standings = run(&case(Settings::eight_plus_four(), contenders, 0.8));
+        .extend([PolicyName::LeastLoad, PolicyName::PowerOfTwo, PolicyName::Random].map(PolicyVariant::from));
+    let standings = run(&case(SimulationOptions::eight_plus_four(), contenders, 0.8));
     let means: Vec<f64> = standings.iter().map(|standing| standing.summary.ttft_mean_s).collect();
     assert!(means.windows(2).all(|pair| pair[0] < pair[1]), "{means:?}");
 }
@@ -189,7 +197,7 @@ fn the_order_of_policies_is_the_expected_one() {
 #[test]
 fn a_store_in_another_zone_costs_time_and_less_if_that_is_known() {
     let mean = |zones, zones_known| {
-        let mut settings = Settings { zones, zones_known, ..Settings::eight_plus_four() };
+        let mut settings = SimulationOptions { zones, zones_known, ..SimulationOptions::eight_plus_four() };
         settings.service.storage_bytes_per_s = 1.5e9;
         let case = case(settings, vec![PolicyName::Predictive.into()], 1.0);
         run(&case)[0].summary.ttft_mean_s
@@ -199,11 +207,11 @@ fn a_store_in_another_zone_costs_time_and_less_if_that_is_known() {
 }
 
 #[test]
-fn holding_requests_does_not_keep_one_engine_from_fetching_their_pages() {
-    let mut settings = MEASURED[2].settings();
-    settings.prefetch = Prefetch::WaitComplete;
-    let case = Case {
-        load: Load::MultiTurn(MultiTurnSettings::default()),
+fn held_requests_do_not_keep_engines_from_fetching_blocks() {
+    let mut settings = PUBLISHED_MEASUREMENTS[2].settings();
+    settings.prefetch = SimPrefetchPolicy::WaitComplete;
+    let case = PolicyExperiment {
+        load: ExperimentLoad::MultiTurn(MultiTurnOptions::default()),
         seeds: 1..=3,
         ..case(settings, vec![PolicyName::RoundRobin.into(), PolicyName::Predictive.into()], 1.0)
     };
@@ -217,9 +225,11 @@ fn a_slow_engine_and_a_missing_store_cost_time() {
         let case = case(settings, vec![PolicyName::LeastLoad.into()], 1.0);
         run(&case)[0].summary.ttft_mean_s
     };
-    let base = mean(Settings::eight_plus_four());
-    assert!(mean(Settings { slow_engine: 3.0, ..Settings::eight_plus_four() }) > 1.05 * base);
-    assert!(mean(Settings { l3_tokens: 0, ..Settings::eight_plus_four() }) > 1.05 * base);
+    let base = mean(SimulationOptions::eight_plus_four());
+    assert!(
+        mean(SimulationOptions { slow_engine: 3.0, ..SimulationOptions::eight_plus_four() }) > 1.05 * base
+    );
+    assert!(mean(SimulationOptions { l3_tokens: 0, ..SimulationOptions::eight_plus_four() }) > 1.05 * base);
 }
 
 proptest! {
@@ -231,25 +241,25 @@ proptest! {
         prefill in 1_usize..5,
         decode in 0_usize..4,
         gateways in 1_usize..4,
-        prefetch in prop::sample::select(vec![Prefetch::BestEffort, Prefetch::WaitComplete, Prefetch::Timeout]),
-        order in prop::sample::select(vec![EngineOrder::Fcfs, EngineOrder::Priority]),
+        prefetch in prop::sample::select(vec![SimPrefetchPolicy::BestEffort, SimPrefetchPolicy::WaitComplete, SimPrefetchPolicy::Timeout]),
+        order in prop::sample::select(vec![EngineQueueOrder::Fcfs, EngineQueueOrder::Priority]),
         packed in any::<bool>(),
         (l1, l2, l3) in (1_000_u64..200_000, 0_u64..500_000, 0_u64..500_000),
         (lag, poll) in (0.0..5.0, 0.0..1.0_f64),
         policy in prop::sample::select(PolicyName::ALL.to_vec()),
     ) {
-        let settings = Settings {
+        let settings = SimulationOptions {
             prefill, decode, gateways, prefetch, order, packed,
             l1_tokens: l1, l2_tokens: l2, l3_tokens: l3, index_lag_s: lag, poll_s: poll,
-            ..Settings::eight_plus_four()
+            ..SimulationOptions::eight_plus_four()
         };
         let mut case = case(settings, vec![policy.into()], 0.5);
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("traces/conversation_1000.jsonl");
         let rows = read_trace(&path, Some(80)).expect("the trace");
-        case.load = Load::Open(Workload::of_rows(&rows, true), replay(0.5));
+        case.load = ExperimentLoad::Open(SimulatedWorkload::of_rows(&rows, true), replay(0.5));
         let standings = run(&case);
-        let outcome = &standings[0].first;
+        let outcome = &standings[0].first_run;
         prop_assert_eq!(outcome.open, 0);
-        prop_assert!(outcome.records.iter().all(|record| record.state == State::Served));
+        prop_assert!(outcome.records.iter().all(|record| record.state == SimulatedOutcome::Served));
     }
 }

@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::multiturn::MultiTurn;
+use super::multiturn::MultiTurnSender;
 use super::sessions::predecessors;
 use crate::generate::trace::TraceRow;
 
 /// One request.
 #[derive(Debug, Clone)]
-pub struct SimRequest {
+pub struct WorkloadRequest {
     /// When it was recorded, in seconds.
     recorded_s: f64,
     /// When it is due, in seconds.
@@ -19,36 +19,36 @@ pub struct SimRequest {
     /// Answer tokens.
     pub output_tokens: u32,
     /// The request that must have ended before this one comes.
-    pub after: Option<u32>,
+    pub predecessor: Option<u32>,
     /// Conversation that it belongs to.
     pub session: u64,
-    /// Its blocks in [`Workload::blocks`].
+    /// Its blocks in [`SimulatedWorkload::blocks`].
     first_block: usize,
     blocks: usize,
 }
 
 /// How requests come.
 #[derive(Debug, Clone)]
-pub enum Source {
+pub enum ArrivalMode {
     /// When they are due and their predecessor has ended.
     Open,
     /// From clients that wait for answers.
-    Closed(MultiTurn),
+    Closed(MultiTurnSender),
 }
 
 /// Requests and how they come.
 #[derive(Debug, Clone)]
-pub struct Workload {
+pub struct SimulatedWorkload {
     /// All requests that may come.
-    pub requests: Vec<SimRequest>,
+    pub requests: Vec<WorkloadRequest>,
     /// How they come.
-    pub source: Source,
+    pub source: ArrivalMode,
     /// Tokens of a full block.
     pub block_tokens: u32,
     /// All prompts' blocks one after the other.
     blocks: Arc<[u32]>,
     /// Tokens of each block.
-    tokens_of: Arc<[u32]>,
+    block_token_counts: Arc<[u32]>,
     /// For each request, the requests that come after it.
     successors: Arc<[Vec<u32>]>,
     /// For each request, the keys of its full blocks.
@@ -57,7 +57,7 @@ pub struct Workload {
 
 /// How a trace is replayed.
 #[derive(Debug, Clone, Copy)]
-pub struct Replay {
+pub struct ReplayOptions {
     /// Times faster than recorded.
     pub speed: f64,
     /// Every arrival moves by up to this many recorded seconds, at random.
@@ -66,12 +66,12 @@ pub struct Replay {
     pub seed: u64,
 }
 
-impl Workload {
+impl SimulatedWorkload {
     /// The rows of a trace at the times they were recorded. Rows without block ids share nothing with others. With
     /// `sessions`, a turn waits for the end of the one before it.
     #[must_use]
     pub fn of_rows(rows: &[TraceRow], sessions: bool) -> Self {
-        let mut prompts = Prompts::new(rows.first().map_or(512, |row| row.block_tokens));
+        let mut prompts = WorkloadBuilder::new(rows.first().map_or(512, |row| row.block_tokens));
         let after = if sessions { predecessors(rows) } else { vec![None; rows.len()] };
         let mut session_of: Vec<u64> = Vec::with_capacity(rows.len());
         for (number, row) in (0_u64..).zip(rows) {
@@ -86,12 +86,12 @@ impl Workload {
                 (before, session),
             );
         }
-        prompts.finish(Source::Open)
+        prompts.finish(ArrivalMode::Open)
     }
 
     /// The same requests at other times.
     #[must_use]
-    pub fn replayed(&self, replay: Replay) -> Self {
+    pub fn with_replay(&self, replay: ReplayOptions) -> Self {
         let mut random = fastrand::Rng::with_seed(replay.seed);
         let mut workload = self.clone();
         for request in &mut workload.requests {
@@ -108,8 +108,8 @@ impl Workload {
     }
 
     /// Tokens of each block.
-    pub(crate) fn tokens_of(&self) -> Arc<[u32]> {
-        Arc::clone(&self.tokens_of)
+    pub(crate) fn block_token_counts(&self) -> Arc<[u32]> {
+        Arc::clone(&self.block_token_counts)
     }
 
     /// Keys of a request's full blocks, for policies that keep a picture of their own.
@@ -125,7 +125,7 @@ impl Workload {
     /// Share of all prompt tokens that a cache without bounds would have held.
     #[must_use]
     pub fn ideal_hit(&self) -> f64 {
-        let mut seen = vec![false; self.tokens_of.len()];
+        let mut seen = vec![false; self.block_token_counts.len()];
         let (mut hit, mut all) = (0_u64, 0_u64);
         for (number, request) in (0_u32..).zip(&self.requests) {
             all += u64::from(request.input_tokens);
@@ -133,7 +133,7 @@ impl Workload {
             for &block in self.blocks(number) {
                 leading &= std::mem::replace(&mut seen[block as usize], true);
                 if leading {
-                    hit += u64::from(self.tokens_of[block as usize]);
+                    hit += u64::from(self.block_token_counts[block as usize]);
                 }
             }
         }
@@ -143,15 +143,15 @@ impl Workload {
 
 /// Gathers requests and numbers their blocks.
 #[derive(Debug)]
-pub(crate) struct Prompts {
+pub(crate) struct WorkloadBuilder {
     block_tokens: usize,
-    requests: Vec<SimRequest>,
+    requests: Vec<WorkloadRequest>,
     blocks: Vec<u32>,
     tokens_of: Vec<u32>,
     numbers: HashMap<u64, u32>,
 }
 
-impl Prompts {
+impl WorkloadBuilder {
     pub(crate) fn new(block_tokens: usize) -> Self {
         let block_tokens = block_tokens.max(1);
         Self {
@@ -187,37 +187,37 @@ impl Prompts {
             }
             self.blocks.push(number);
         }
-        self.requests.push(SimRequest {
+        self.requests.push(WorkloadRequest {
             recorded_s,
             due_s: recorded_s,
             input_tokens: u32::try_from(input_tokens).unwrap_or(u32::MAX),
             output_tokens,
-            after,
+            predecessor: after,
             session,
             first_block,
             blocks: count,
         });
     }
 
-    pub(crate) fn finish(self, source: Source) -> Workload {
+    pub(crate) fn finish(self, source: ArrivalMode) -> SimulatedWorkload {
         let mut successors = vec![Vec::new(); self.requests.len()];
         for (number, request) in (0_u32..).zip(&self.requests) {
-            if let Some(before) = request.after {
+            if let Some(before) = request.predecessor {
                 successors[before as usize].push(number);
             }
         }
         let key = |&block: &u32| crate::engine::tokens::mix(u64::from(block), 1);
-        let keys_of = |request: &SimRequest| {
+        let keys_of = |request: &WorkloadRequest| {
             let full = request.input_tokens as usize / self.block_tokens;
             let blocks = &self.blocks[request.first_block..request.first_block + full];
             blocks.iter().map(key).collect::<Arc<[u64]>>()
         };
-        Workload {
+        SimulatedWorkload {
             keys: self.requests.iter().map(keys_of).collect(),
             source,
             block_tokens: u32::try_from(self.block_tokens).unwrap_or(u32::MAX),
             blocks: self.blocks.into(),
-            tokens_of: self.tokens_of.into(),
+            block_token_counts: self.tokens_of.into(),
             successors: successors.into(),
             requests: self.requests,
         }

@@ -1,20 +1,20 @@
 //! An engine notices that its client is gone, and obeys `/abort_request`.
 
-use moongate_loadtest::engine::{AbortKind, Face, Role, SimConfig, SimEngine};
+use moongate_loadtest::engine::{AbortKind, SimEngine, SimEngineOptions, SimProtocol, SimRole};
 use serde_json::json;
 
 use super::{LONG, bootstrap, chat, client, events, post, start, with};
 
 /// An engine slow enough to be interrupted: 20 ms per token.
-async fn slow(role: Role) -> SimEngine {
-    let mut config = SimConfig::new(role, Face::Sglang);
+async fn slow(role: SimRole) -> SimEngine {
+    let mut config = SimEngineOptions::new(role, SimProtocol::Sglang);
     config.service.prefill_base_s = 0.0;
     SimEngine::start(config).await.expect("an engine")
 }
 
 #[tokio::test]
 async fn a_client_that_leaves_in_mid_stream_is_noticed() {
-    let engine = slow(Role::Plain).await;
+    let engine = slow(SimRole::Plain).await;
     let body = with(&chat("long", 100_000), json!({"stream": true, "rid": "left"}));
     let mut answer = client()
         .post(format!("{}/v1/chat/completions", engine.url()))
@@ -32,9 +32,9 @@ async fn a_client_that_leaves_in_mid_stream_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_before_the_first_byte_is_noticed_on_both_legs() {
-    let prefill = slow(Role::Prefill).await;
-    let decode = slow(Role::Decode).await;
+async fn early_disconnect_is_detected_on_both_legs() {
+    let prefill = slow(SimRole::Prefill).await;
+    let decode = slow(SimRole::Decode).await;
     for engine in [&prefill, &decode] {
         // The other leg never comes.
         let body = with(&chat("wait", 5), bootstrap(&prefill, &json!(5)));
@@ -58,7 +58,7 @@ async fn a_client_that_leaves_before_the_first_byte_is_noticed_on_both_legs() {
 
 #[tokio::test]
 async fn an_abort_names_its_requests_by_prefix() {
-    let engine = slow(Role::Plain).await;
+    let engine = slow(SimRole::Plain).await;
     let long = chat("long", 100_000);
     let abort = async {
         assert!(engine.wait_for(LONG, |stats| stats.completion_tokens >= 4 && stats.active == 3).await);
@@ -86,12 +86,12 @@ async fn an_abort_names_its_requests_by_prefix() {
 
 #[tokio::test]
 async fn requests_are_kept_byte_for_byte() {
-    let engine = start(Role::Plain, Face::Sglang).await;
+    let engine = start(SimRole::Plain, SimProtocol::Sglang).await;
     let body = "{ \"messages\":[{\"role\":\"user\",\"content\":\"é\"}] ,\"temperature\":1.0000000000000002,\"unknown\":[1] }";
     let sent =
         client().post(format!("{}/v1/chat/completions?a=b", engine.url())).header("X-Foo", "bar").body(body);
     assert_eq!(sent.send().await.expect("an answer").status(), 200);
-    let last = engine.last_requests(1);
+    let last = engine.recent_requests(1);
     assert_eq!(last[0].body, body.as_bytes());
     assert_eq!((last[0].method.as_str(), last[0].target.as_str()), ("POST", "/v1/chat/completions?a=b"));
     assert!(last[0].headers.contains(&("x-foo".to_owned(), "bar".to_owned())));

@@ -4,26 +4,28 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use bytes::Bytes;
-use mooncake_wire::events::{Batch, BlockHash, Event, Frames, Medium};
-use moongate_loadtest::engine::{Face, Fault, KvEvents, Role, SimConfig, SimEngine, tokens};
-use moongate_pages::{Chain, DEFAULT_VLLM_SEED, Page, Scheme, VllmExtra};
-use moongate_zmtp::{Endpoint, Event as Heard, Options, Subscriber, request};
+use mooncake_wire::events::{BlockHash, EngineEvent, EngineEventBatch, EventFrames, StorageMedium};
+use moongate_loadtest::engine::{
+    EngineFault, KvEventOptions, SimEngine, SimEngineOptions, SimProtocol, SimRole, tokens,
+};
+use moongate_pages::{BlockHashChain, DEFAULT_VLLM_SEED, HashScheme, HashedBlock, VllmExtraKeys};
+use moongate_zmtp::{SubscriberEvent as Heard, ZmtpEndpoint, ZmtpOptions, ZmtpSubscriber, request};
 use serde_json::{Value, json};
 
 use super::{LONG, client, get, post, with};
 
 const PAGE: usize = 16;
 
-fn publishing(face: Face) -> SimConfig {
-    let mut config = SimConfig::new(Role::Plain, face).fast();
+fn publishing(face: SimProtocol) -> SimEngineOptions {
+    let mut config = SimEngineOptions::new(SimRole::Plain, face).fast();
     config.page_size = PAGE;
-    config.kv_events = Some(KvEvents::default());
+    config.kv_events = Some(KvEventOptions::default());
     config
 }
 
 /// What a router knows of one rank's cache.
 #[derive(Default)]
-struct Index {
+struct TestKvIndex {
     /// Number of the next message.
     next: u64,
     /// By medium and name: the page's tokens.
@@ -33,22 +35,23 @@ struct Index {
     salted: usize,
 }
 
-impl Index {
+impl TestKvIndex {
     /// Asks for all messages since the last time.
     async fn catch_up(&mut self, replay: SocketAddr, rank: u32) {
         let from = Bytes::copy_from_slice(&self.next.to_be_bytes());
-        let mut replies =
-            request(&Endpoint::from(replay), [from].into(), &Options::default()).await.expect("a socket");
+        let mut replies = request(&ZmtpEndpoint::from(replay), [from].into(), &ZmtpOptions::default())
+            .await
+            .expect("a socket");
         loop {
             let message =
                 tokio::time::timeout(LONG, replies.recv()).await.expect("in time").expect("a reply");
-            let frames = Frames::parse(message.parts()).expect("three frames");
+            let frames = EventFrames::parse(message.parts()).expect("three frames");
             if frames.ends_replay() {
                 return;
             }
             assert_eq!(frames.sequence, self.next);
             self.next += 1;
-            let batch = Batch::decode(frames.payload).expect("a batch");
+            let batch = EngineEventBatch::decode(frames.payload).expect("a batch");
             assert_eq!(batch.dp_rank, Some(rank));
             for event in batch.events() {
                 self.apply(&event.expect("an event"));
@@ -56,9 +59,9 @@ impl Index {
         }
     }
 
-    fn apply(&mut self, event: &Event<'_>) {
+    fn apply(&mut self, event: &EngineEvent<'_>) {
         match event {
-            Event::Stored(stored) => {
+            EngineEvent::Stored(stored) => {
                 let medium = stored.medium.expect("a medium").to_string();
                 let tokens: Vec<u32> = stored.tokens.expect("tokens").iter().collect();
                 assert_eq!((stored.block_size as usize, tokens.len()), (PAGE, PAGE * stored.hashes.len()));
@@ -70,14 +73,14 @@ impl Index {
                     assert!(held.is_none(), "stored twice");
                 }
             }
-            Event::Removed(removed) => {
+            EngineEvent::Removed(removed) => {
                 let medium = removed.medium.expect("a medium").to_string();
                 for hash in removed.hashes.iter().map(BlockHash::low64) {
                     assert!(self.pages.remove(&(medium.clone(), hash)).is_some(), "was not there");
                     *self.removed.entry(medium.clone()).or_default() += 1;
                 }
             }
-            Event::Cleared(_) => {
+            EngineEvent::Cleared(_) => {
                 self.cleared += 1;
                 self.pages.clear();
             }
@@ -85,9 +88,9 @@ impl Index {
     }
 
     /// Pages of a prompt on a medium, from its beginning or from where another medium's end.
-    fn leading(&self, medium: Medium<'_>, names: &[Page], prompt: &[u32]) -> usize {
+    fn leading(&self, medium: StorageMedium<'_>, names: &[HashedBlock], prompt: &[u32]) -> usize {
         let held = names.iter().zip(prompt.chunks(PAGE)).take_while(|(name, tokens)| {
-            let told = self.pages.get(&(medium.to_string(), name.key));
+            let told = self.pages.get(&(medium.to_string(), name.event_hash));
             told.inspect(|told| assert_eq!(told, tokens, "the page's own tokens")).is_some()
         });
         held.count()
@@ -95,16 +98,18 @@ impl Index {
 }
 
 /// Names of a prompt's pages under the namespace of a request.
-fn names(face: Face, prompt: &[u32], namespace: &Value) -> Vec<Page> {
+fn names(face: SimProtocol, prompt: &[u32], namespace: &Value) -> Vec<HashedBlock> {
     let cache_salt = namespace["cache_salt"].as_str();
     let scheme = match face {
-        Face::Sglang => Scheme::sglang_events(PAGE as u32, cache_salt),
-        Face::Vllm => {
-            Scheme::vllm_sha256_cbor(PAGE as u32, DEFAULT_VLLM_SEED, VllmExtra { adapter: None, cache_salt })
-        }
+        SimProtocol::Sglang => HashScheme::sglang_events(PAGE as u32, cache_salt),
+        SimProtocol::Vllm => HashScheme::vllm_sha256_cbor(
+            PAGE as u32,
+            DEFAULT_VLLM_SEED,
+            VllmExtraKeys { adapter: None, cache_salt },
+        ),
     };
     let mut names = Vec::new();
-    Chain::new(scheme.expect("a scheme")).extend(prompt, &mut names);
+    BlockHashChain::new(scheme.expect("a scheme")).extend(prompt, &mut names);
     names
 }
 
@@ -122,20 +127,20 @@ async fn complete(engine: &SimEngine, prompt: &[u32], more: &Value) -> (usize, S
 /// Conversations of several tenants, in a cache that is too small for them.
 #[tokio::test]
 async fn events_foretell_every_hit() {
-    for face in [Face::Sglang, Face::Vllm] {
+    for face in [SimProtocol::Sglang, SimProtocol::Vllm] {
         let mut config = publishing(face);
         (config.device_tokens, config.host_tokens) = (30 * PAGE, 45 * PAGE);
         let engine = SimEngine::start(config).await.expect("an engine");
         let (_, replay) = engine.kv_event_addrs(0).expect("events");
-        let host = if face == Face::Sglang { Medium::CpuPinned } else { Medium::Cpu };
+        let host = if face == SimProtocol::Sglang { StorageMedium::CpuPinned } else { StorageMedium::Cpu };
         let mut namespaces = vec![json!({}), json!({"cache_salt": "tenant"})];
-        if face == Face::Vllm {
+        if face == SimProtocol::Vllm {
             // It knows no such member.
             namespaces.push(json!({"cache_salt": "tenant", "extra_key": "lane"}));
         }
         let mut random = fastrand::Rng::with_seed(7);
         let mut conversations: Vec<Vec<u32>> = (0..6).map(|at| vec![at; 40]).collect();
-        let mut index = Index::default();
+        let mut index = TestKvIndex::default();
         let (mut on_device, mut on_host) = (0, 0);
         for turn in 0..150 {
             let prompt = random.choice(&mut conversations).expect("some");
@@ -146,7 +151,7 @@ async fn events_foretell_every_hit() {
             index.catch_up(replay, 0).await;
             let all = names(face, prompt, namespace);
             let usable = &all[..(prompt.len() - 1) / PAGE];
-            let device = index.leading(Medium::Gpu, usable, prompt);
+            let device = index.leading(StorageMedium::Gpu, usable, prompt);
             let behind = index.leading(host, &usable[device..], &prompt[device * PAGE..]);
             let (cached, text) = complete(&engine, prompt, namespace).await;
             assert_eq!(cached, (device + behind) * PAGE, "{face:?} turn {turn}");
@@ -160,9 +165,9 @@ async fn events_foretell_every_hit() {
             "{face:?}"
         );
         // SGLang says once that it begins with nothing.
-        let begun = usize::from(face == Face::Sglang);
+        let begun = usize::from(face == SimProtocol::Sglang);
         assert_eq!(index.cleared, begun);
-        let path = if face == Face::Sglang { "/flush_cache" } else { "/reset_prefix_cache" };
+        let path = if face == SimProtocol::Sglang { "/flush_cache" } else { "/reset_prefix_cache" };
         client().post(format!("{}{path}", engine.url())).send().await.expect("an answer");
         index.catch_up(replay, 0).await;
         assert_eq!((index.cleared, index.pages.len()), (begun + 1, 0));
@@ -172,18 +177,18 @@ async fn events_foretell_every_hit() {
 /// SGLang keeps prompts with different extra keys apart, but its events give them one name.
 #[tokio::test]
 async fn sglang_does_not_tell_extra_keys() {
-    let engine = SimEngine::start(publishing(Face::Sglang)).await.expect("an engine");
+    let engine = SimEngine::start(publishing(SimProtocol::Sglang)).await.expect("an engine");
     let (_, replay) = engine.kv_event_addrs(0).expect("events");
     for (number, namespace) in [(1, json!({})), (2, json!({"extra_key": "lane"}))] {
         let more = with(&namespace, json!({"max_tokens": 1}));
         assert_eq!(complete(&engine, &[5; 33], &more).await.0, 0);
         assert_eq!(complete(&engine, &[5; 33], &more).await.0, 32);
         let payload = replayed(replay, number).await;
-        let events: Vec<_> = Batch::decode(&payload).expect("a batch").events().collect();
-        let [Ok(Event::Stored(stored))] = events[..] else { panic!("{events:?}") };
+        let events: Vec<_> = EngineEventBatch::decode(&payload).expect("a batch").events().collect();
+        let [Ok(EngineEvent::Stored(stored))] = events[..] else { panic!("{events:?}") };
         let told: Vec<u64> = stored.hashes.iter().map(BlockHash::low64).collect();
         let expected: Vec<u64> =
-            names(Face::Sglang, &[5; 32], &json!({})).iter().map(|page| page.key).collect();
+            names(SimProtocol::Sglang, &[5; 32], &json!({})).iter().map(|page| page.event_hash).collect();
         assert_eq!(told, expected);
     }
 }
@@ -204,11 +209,11 @@ fn recorded(name: &str) -> Vec<(Value, Vec<u8>)> {
 
 /// The first payload from a number on.
 async fn replayed(replay: SocketAddr, number: u64) -> Vec<u8> {
-    let (endpoint, options) = (Endpoint::from(replay), Options::default());
+    let (endpoint, options) = (ZmtpEndpoint::from(replay), ZmtpOptions::default());
     let body = [Bytes::copy_from_slice(&number.to_be_bytes())].into();
     let mut replies = request(&endpoint, body, &options).await.expect("a socket");
     let reply = tokio::time::timeout(LONG, replies.recv()).await.expect("in time").expect("a reply");
-    let frames = Frames::parse(reply.parts()).expect("three frames");
+    let frames = EventFrames::parse(reply.parts()).expect("three frames");
     assert_eq!(frames.sequence, number);
     frames.payload.to_vec()
 }
@@ -218,10 +223,12 @@ async fn replayed(replay: SocketAddr, number: u64) -> Vec<u8> {
 async fn recorded_prompts_give_the_recorded_payloads() {
     // Head of the array and timestamp.
     const BEFORE_EVENTS: usize = 10;
-    for (face, name) in [(Face::Sglang, "sglang-0.5.23"), (Face::Vllm, "vllm-0.32-mooncake-store")] {
+    for (face, name) in
+        [(SimProtocol::Sglang, "sglang-0.5.23"), (SimProtocol::Vllm, "vllm-0.32-mooncake-store")]
+    {
         let mut config = publishing(face);
         config.page_size = 32;
-        config.host_tokens = if face == Face::Sglang { 100_000 } else { 0 };
+        config.host_tokens = if face == SimProtocol::Sglang { 100_000 } else { 0 };
         let (mut compared, mut salted) = (0, 0);
         for (events, payload) in recorded(name) {
             let own = ["GPU", "CPU_PINNED"].iter().position(|medium| events[0]["medium"] == **medium);
@@ -231,13 +238,14 @@ async fn recorded_prompts_give_the_recorded_payloads() {
             if event["type"] != "BlockStored" || !event["parent_block_hash"].is_null() {
                 continue;
             }
-            let salt = if face == Face::Sglang { &event["cache_salt"] } else { &event["extra_keys"][0][0] };
+            let salt =
+                if face == SimProtocol::Sglang { &event["cache_salt"] } else { &event["extra_keys"][0][0] };
             let mut prompt: Vec<u32> = serde_json::from_value(event["token_ids"].clone()).expect("tokens");
             prompt.push(7);
             let engine = SimEngine::start(config.clone()).await.expect("an engine");
             complete(&engine, &prompt, &json!({"cache_salt": salt, "max_tokens": 1})).await;
             let (_, replay) = engine.kv_event_addrs(0).expect("events");
-            let number = message as u64 + u64::from(face == Face::Sglang);
+            let number = message as u64 + u64::from(face == SimProtocol::Sglang);
             let ours = replayed(replay, number).await;
             assert!(ours[BEFORE_EVENTS..] == payload[BEFORE_EVENTS..], "{name}: {event}");
             (compared, salted) = (compared + 1, salted + usize::from(!salt.is_null()));
@@ -246,27 +254,27 @@ async fn recorded_prompts_give_the_recorded_payloads() {
     }
 }
 
-async fn heard(subscriber: &mut Subscriber) -> Heard {
+async fn next_subscriber_event(subscriber: &mut ZmtpSubscriber) -> Heard {
     tokio::time::timeout(LONG, subscriber.recv()).await.expect("an event in time")
 }
 
 /// Number of the next message.
-async fn next(subscriber: &mut Subscriber) -> u64 {
-    let event = heard(subscriber).await;
+async fn next(subscriber: &mut ZmtpSubscriber) -> u64 {
+    let event = next_subscriber_event(subscriber).await;
     let Heard::Message(_, message) = event else { panic!("{event:?}") };
-    Frames::parse(message.parts()).expect("three frames").sequence
+    EventFrames::parse(message.parts()).expect("three frames").sequence
 }
 
-async fn until_connected(subscriber: &mut Subscriber) {
-    while !matches!(heard(subscriber).await, Heard::Connected(_)) {}
+async fn until_connected(subscriber: &mut ZmtpSubscriber) {
+    while !matches!(next_subscriber_event(subscriber).await, Heard::Connected(_)) {}
 }
 
-async fn until_disconnected(subscriber: &mut Subscriber) {
-    while !matches!(heard(subscriber).await, Heard::Disconnected(..)) {}
+async fn until_disconnected(subscriber: &mut ZmtpSubscriber) {
+    while !matches!(next_subscriber_event(subscriber).await, Heard::Disconnected(..)) {}
 }
 
 /// Sends new prompts until the subscriber hears of one; returns the number of that message.
-async fn until_heard(engine: &SimEngine, subscriber: &mut Subscriber, prompt: &mut u32) -> u64 {
+async fn until_delivered(engine: &SimEngine, subscriber: &mut ZmtpSubscriber, prompt: &mut u32) -> u64 {
     loop {
         *prompt += 1;
         complete(engine, &[*prompt; 17], &json!({"max_tokens": 1})).await;
@@ -274,19 +282,20 @@ async fn until_heard(engine: &SimEngine, subscriber: &mut Subscriber, prompt: &m
         if let Ok(Heard::Message(_, message)) =
             tokio::time::timeout(std::time::Duration::from_millis(200), subscriber.recv()).await
         {
-            return Frames::parse(message.parts()).expect("three frames").sequence;
+            return EventFrames::parse(message.parts()).expect("three frames").sequence;
         }
     }
 }
 
 #[tokio::test]
 async fn subscribers_see_gaps_and_restarts() {
-    let engine = SimEngine::start(publishing(Face::Sglang)).await.expect("an engine");
+    let engine = SimEngine::start(publishing(SimProtocol::Sglang)).await.expect("an engine");
     let (live, replay) = engine.kv_event_addrs(0).expect("events");
-    let mut subscriber = Subscriber::connect(Endpoint::from(live), vec![Bytes::new()], Options::default());
+    let mut subscriber =
+        ZmtpSubscriber::connect(ZmtpEndpoint::from(live), vec![Bytes::new()], ZmtpOptions::default());
     until_connected(&mut subscriber).await;
     let mut prompt = 0;
-    let mut last = until_heard(&engine, &mut subscriber, &mut prompt).await;
+    let mut last = until_delivered(&engine, &mut subscriber, &mut prompt).await;
     while last < u64::from(prompt) {
         last = next(&mut subscriber).await;
     }
@@ -296,10 +305,10 @@ async fn subscribers_see_gaps_and_restarts() {
         complete(&engine, &[prompt; 17], &json!({"max_tokens": 1})).await;
     }
     assert_eq!((next(&mut subscriber).await, next(&mut subscriber).await), (last + 1, last + 3));
-    let mut index = Index::default();
+    let mut index = TestKvIndex::default();
     index.catch_up(replay, 0).await;
     assert_eq!(index.next, last + 5, "lost messages can be replayed");
-    engine.lose_kv_events(0);
+    engine.drop_kv_events(0);
 
     let before = complete(&engine, &[1_000; 17], &json!({})).await.0;
     assert_eq!(post(&engine, "/_sim/kv_events", &json!({"restart": true})).await.0, 200);
@@ -309,9 +318,9 @@ async fn subscribers_see_gaps_and_restarts() {
     assert_eq!((before, after), (PAGE, 0));
     // Since then: the flush of the start, and a message for each new prompt.
     let prompts = u64::from(prompt);
-    let number = until_heard(&engine, &mut subscriber, &mut prompt).await;
+    let number = until_delivered(&engine, &mut subscriber, &mut prompt).await;
     let since = 2 + u64::from(prompt) - prompts;
-    let mut index = Index::default();
+    let mut index = TestKvIndex::default();
     index.catch_up(replay, 0).await;
     assert!(number < since, "{number} of {since}: numbers begin again");
     assert_eq!((index.next, index.cleared, index.pages.len() as u64), (since, 1, since - 1));
@@ -320,21 +329,22 @@ async fn subscribers_see_gaps_and_restarts() {
     assert_eq!(client().post(url).body("{}").send().await.expect("an answer").status(), 400);
 
     // A killed process closes these sockets too.
-    engine.set_fault(Fault::Refuse);
+    engine.set_fault(EngineFault::Refuse);
     until_disconnected(&mut subscriber).await;
-    engine.set_fault(Fault::None);
+    engine.set_fault(EngineFault::None);
     until_connected(&mut subscriber).await;
 }
 
 #[tokio::test]
 async fn each_rank_publishes_where_the_engine_says() {
-    for face in [Face::Sglang, Face::Vllm] {
+    for face in [SimProtocol::Sglang, SimProtocol::Vllm] {
         let mut config = publishing(face);
         config.dp_size = 2;
-        config.kv_events = Some(KvEvents { topic: "kv".to_owned(), buffer_steps: 3, ..KvEvents::default() });
+        config.kv_events =
+            Some(KvEventOptions { topic: "kv".to_owned(), buffer_steps: 3, ..KvEventOptions::default() });
         let engine = SimEngine::start(config).await.expect("an engine");
         let (live, replay) = engine.kv_event_addrs(1).expect("events");
-        if face == Face::Sglang {
+        if face == SimProtocol::Sglang {
             let told = get(&engine, "/server_info").await["kv_events"].clone();
             let expected = json!({"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": live.port() - 1,
                 "replay_endpoint_port_base": replay.port() - 1, "topic": "kv", "block_size": PAGE, "dp_size": 2});
@@ -359,32 +369,32 @@ async fn each_rank_publishes_where_the_engine_says() {
             assert_eq!(ask.json(&body).send().await.expect("an answer").status(), 200);
         }
         // The buffer holds the latest three.
-        let first = if face == Face::Sglang { 6 } else { 5 };
-        let mut index = Index { next: first, ..Index::default() };
+        let first = if face == SimProtocol::Sglang { 6 } else { 5 };
+        let mut index = TestKvIndex { next: first, ..TestKvIndex::default() };
         index.catch_up(replay, 1).await;
         assert_eq!((index.next, index.pages.len()), (first + 3, 3));
-        let (endpoint, options) = (Endpoint::from(replay), Options::default());
+        let (endpoint, options) = (ZmtpEndpoint::from(replay), ZmtpOptions::default());
         let mut early =
             request(&endpoint, [Bytes::from_static(&[0; 8])].into(), &options).await.expect("a socket");
         let reply = early.recv().await.expect("a reply");
-        let frames = Frames::parse(reply.parts()).expect("three frames");
+        let frames = EventFrames::parse(reply.parts()).expect("three frames");
         assert_eq!((frames.topic, frames.sequence), (&b"kv"[..], first));
     }
 }
 
 #[tokio::test]
 async fn silent_engines_say_so() {
-    let sglang = super::start(Role::Plain, Face::Sglang).await;
+    let sglang = super::start(SimRole::Plain, SimProtocol::Sglang).await;
     assert_eq!(get(&sglang, "/server_info").await["kv_events"], Value::Null);
     assert_eq!(sglang.kv_event_addrs(0), None);
-    let vllm = super::start(Role::Plain, Face::Vllm).await;
+    let vllm = super::start(SimRole::Plain, SimProtocol::Vllm).await;
     assert_eq!(get(&vllm, "/kv_event_sources").await, json!({}));
 }
 
 #[tokio::test]
 async fn both_engines_tokenize() {
-    for face in [Face::Sglang, Face::Vllm] {
-        let engine = super::start(Role::Plain, face).await;
+    for face in [SimProtocol::Sglang, SimProtocol::Vllm] {
+        let engine = super::start(SimRole::Plain, face).await;
         let body =
             json!({"model": "sim", "messages": [{"role": "user", "content": "how many tokens am I?"}]});
         let (status, told) = post(&engine, "/tokenize", &body).await;

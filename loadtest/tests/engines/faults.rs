@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use moongate_loadtest::engine::{Face, Fault, FaultPlan, Role, SimEngine};
+use moongate_loadtest::engine::{EngineFault, EngineFaultPlan, SimEngine, SimProtocol, SimRole};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -38,23 +38,23 @@ fn tokens_in(bytes: &[u8]) -> usize {
 
 #[tokio::test]
 async fn status_500_and_the_error_event() {
-    let engine = start(Role::Plain, Face::Sglang).await;
-    engine.set_fault(Fault::Status500);
+    let engine = start(SimRole::Plain, SimProtocol::Sglang).await;
+    engine.set_fault(EngineFault::Status500);
     assert_eq!(post(&engine, "/v1/chat/completions", &chat("x", 1)).await.0, 500);
-    engine.set_fault(Fault::SseError);
+    engine.set_fault(EngineFault::SseError);
     assert_eq!(events(&engine, "/v1/chat/completions", &streaming()).await[0]["error"]["code"], 500);
     assert_eq!(post(&engine, "/v1/chat/completions", &chat("x", 1)).await.0, 500);
     // Health and models are not met.
     assert_eq!(get(&engine, "/v1/models").await["data"][0]["id"], "sim");
-    engine.set_fault(Fault::None);
+    engine.set_fault(EngineFault::None);
     assert_eq!(post(&engine, "/v1/chat/completions", &chat("x", 1)).await.0, 200);
     assert_eq!((engine.stats().failed, engine.stats().finished), (3, 1));
 }
 
 #[tokio::test]
 async fn a_plan_can_run_out_and_can_meet_everything() {
-    let engine = start(Role::Plain, Face::Vllm).await;
-    engine.set_fault(FaultPlan { times: Some(2), ..Fault::Status500.into() });
+    let engine = start(SimRole::Plain, SimProtocol::Vllm).await;
+    engine.set_fault(EngineFaultPlan { times: Some(2), ..EngineFault::Status500.into() });
     for expected in [500, 500, 200] {
         assert_eq!(post(&engine, "/v1/chat/completions", &chat("x", 1)).await.0, expected);
     }
@@ -71,18 +71,18 @@ async fn a_plan_can_run_out_and_can_meet_everything() {
 
 #[tokio::test]
 async fn a_closed_connection_before_the_first_byte() {
-    let engine = start(Role::Plain, Face::Sglang).await;
-    engine.set_fault(Fault::CloseBeforeFirstByte);
+    let engine = start(SimRole::Plain, SimProtocol::Sglang).await;
+    engine.set_fault(EngineFault::CloseBeforeFirstByte);
     assert_eq!(raw(&engine, &streaming(), LONG).await, (Vec::new(), true));
 }
 
 #[tokio::test]
 async fn garbage_instead_of_http_and_instead_of_json() {
-    let engine = start(Role::Plain, Face::Sglang).await;
-    engine.set_fault(Fault::Garbage);
+    let engine = start(SimRole::Plain, SimProtocol::Sglang).await;
+    engine.set_fault(EngineFault::Garbage);
     let (bytes, closed) = raw(&engine, &streaming(), LONG).await;
     assert!(closed && !bytes.is_empty() && !bytes.starts_with(b"HTTP"));
-    engine.set_fault(Fault::GarbageBody);
+    engine.set_fault(EngineFault::GarbageBody);
     let answer = client()
         .post(format!("{}/v1/chat/completions", engine.url()))
         .json(&chat("x", 1))
@@ -95,19 +95,19 @@ async fn garbage_instead_of_http_and_instead_of_json() {
 
 #[tokio::test]
 async fn death_in_mid_stream_comes_after_exactly_so_many_tokens() {
-    for face in [Face::Sglang, Face::Vllm] {
-        let engine = start(Role::Plain, face).await;
+    for face in [SimProtocol::Sglang, SimProtocol::Vllm] {
+        let engine = start(SimRole::Plain, face).await;
         for tokens in [0, 3] {
-            engine.set_fault(Fault::DieMidStream { tokens });
+            engine.set_fault(EngineFault::DieMidStream { tokens });
             let (bytes, closed) = raw(&engine, &streaming(), LONG).await;
             let text = String::from_utf8_lossy(&bytes);
             assert!(closed && !text.ends_with("0\r\n\r\n") && !text.contains("[DONE]"), "{text}");
             assert_eq!(tokens_in(&bytes) as u64, tokens, "{text}");
         }
         // An answer that is shorter ends well.
-        engine.set_fault(Fault::DieMidStream { tokens: 100 });
+        engine.set_fault(EngineFault::DieMidStream { tokens: 100 });
         assert!(!events(&engine, "/v1/chat/completions", &streaming()).await.is_empty());
-        engine.set_fault(Fault::DieMidStream { tokens: 2 });
+        engine.set_fault(EngineFault::DieMidStream { tokens: 2 });
         let answer = client()
             .post(format!("{}/v1/chat/completions", engine.url()))
             .json(&chat("x", 5))
@@ -120,12 +120,12 @@ async fn death_in_mid_stream_comes_after_exactly_so_many_tokens() {
 
 #[tokio::test]
 async fn silence_in_mid_stream_and_from_the_start() {
-    let engine = start(Role::Plain, Face::Vllm).await;
-    engine.set_fault(Fault::HangMidStream { tokens: 2 });
+    let engine = start(SimRole::Plain, SimProtocol::Vllm).await;
+    engine.set_fault(EngineFault::HangMidStream { tokens: 2 });
     let (bytes, closed) = raw(&engine, &streaming(), Duration::from_millis(500)).await;
     assert!(!closed);
     assert_eq!(tokens_in(&bytes), 2);
-    engine.set_fault(Fault::Hang);
+    engine.set_fault(EngineFault::Hang);
     assert_eq!(raw(&engine, &streaming(), Duration::from_millis(300)).await, (Vec::new(), false));
     // Both saw their client go.
     assert!(engine.wait_for(LONG, |stats| stats.aborted_by_disconnect == 2 && stats.active == 0).await);
@@ -133,11 +133,11 @@ async fn silence_in_mid_stream_and_from_the_start() {
 
 #[tokio::test]
 async fn a_refusing_engine_is_gone_and_comes_back() {
-    let engine = start(Role::Prefill, Face::Sglang).await;
+    let engine = start(SimRole::Prefill, SimProtocol::Sglang).await;
     let bootstrap = engine.bootstrap_addr().expect("a prefill engine");
     let mut open = TcpStream::connect(engine.addr()).await.expect("a connection");
     assert!(engine.wait_for(LONG, |stats| stats.open_connections == 1).await);
-    engine.set_fault(FaultPlan { for_ms: Some(400), ..Fault::Refuse.into() });
+    engine.set_fault(EngineFaultPlan { for_ms: Some(400), ..EngineFault::Refuse.into() });
     assert!(engine.wait_for(LONG, |stats| stats.open_connections == 0).await);
     assert!(!matches!(open.read(&mut [0; 1]).await, Ok(1..)));
     for address in [engine.addr(), bootstrap] {
@@ -154,9 +154,9 @@ async fn a_refusing_engine_is_gone_and_comes_back() {
 
 #[tokio::test]
 async fn a_slow_engine_takes_longer() {
-    let engine = start(Role::Plain, Face::Sglang).await;
+    let engine = start(SimRole::Plain, SimProtocol::Sglang).await;
     // 48 ms of prefill and 20 ms per token, a thousand times faster, and slowed back by ten thousand.
-    engine.set_fault(Fault::Slow { factor: 10_000.0 });
+    engine.set_fault(EngineFault::Slow { factor: 10_000.0 });
     let begin = std::time::Instant::now();
     assert_eq!(post(&engine, "/v1/chat/completions", &chat("x", 2)).await.0, 200);
     assert!(begin.elapsed() >= Duration::from_millis(600), "{:?}", begin.elapsed());

@@ -4,20 +4,22 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use moongate_loadtest::engine::{Face, Fault, Role, SimConfig, SimEngine};
-use moongate_loadtest::generate::{Arrivals, Limits, Report, Target, TargetApi, generate};
+use moongate_loadtest::engine::{EngineFault, SimEngine, SimEngineOptions, SimProtocol, SimRole};
+use moongate_loadtest::generate::{
+    ArrivalProcess, LoadLimits, LoadTarget, LoadTargetApi, LoadtestReport, generate,
+};
 use moongate_runtime::Supervisor;
 use tokio_util::sync::CancellationToken;
 
 use super::{LONG, client, start};
 
-fn target(engine: &SimEngine, api: TargetApi) -> Target {
-    Target { client: client(), base: engine.url(), api, model: "sim".to_owned(), silence: LONG }
+fn target(engine: &SimEngine, api: LoadTargetApi) -> LoadTarget {
+    LoadTarget { client: client(), base_url: engine.url(), api, model: "sim".to_owned(), idle_timeout: LONG }
 }
 
-const ALL: Limits = Limits { duration: None, requests: None, in_flight: 64 };
+const ALL: LoadLimits = LoadLimits { duration: None, requests: None, in_flight: 64 };
 
-async fn run(target: Target, arrivals: Arrivals, limits: &Limits) -> Report {
+async fn run(target: LoadTarget, arrivals: ArrivalProcess, limits: &LoadLimits) -> LoadtestReport {
     let supervisor = Supervisor::new();
     let report = generate(target, arrivals, limits, &supervisor, &CancellationToken::new(), false)
         .await
@@ -28,10 +30,12 @@ async fn run(target: Target, arrivals: Arrivals, limits: &Limits) -> Report {
 
 #[tokio::test]
 async fn a_rate_gives_a_sane_summary() {
-    for (face, api) in [(Face::Sglang, TargetApi::Chat), (Face::Vllm, TargetApi::Completions)] {
-        let engine = start(Role::Plain, face).await;
-        let limits = Limits { requests: Some(40), ..ALL };
-        let report = run(target(&engine, api), Arrivals::at_rate(200.0, 100, 8, 3), &limits).await;
+    for (face, api) in
+        [(SimProtocol::Sglang, LoadTargetApi::Chat), (SimProtocol::Vllm, LoadTargetApi::Completions)]
+    {
+        let engine = start(SimRole::Plain, face).await;
+        let limits = LoadLimits { requests: Some(40), ..ALL };
+        let report = run(target(&engine, api), ArrivalProcess::at_rate(200.0, 100, 8, 3), &limits).await;
         let json = report.to_json();
         assert!(report.is_clean(), "{json}");
         assert_eq!((report.sent, report.record.succeeded, report.record.completion_tokens), (40, 40, 320));
@@ -56,7 +60,7 @@ fn write_trace(rows: &[&str]) -> (tempfile::TempDir, PathBuf) {
 
 #[tokio::test]
 async fn trace_rows_with_a_shared_prefix_hit_the_cache() {
-    let mut config = SimConfig::new(Role::Plain, Face::Sglang).fast();
+    let mut config = SimEngineOptions::new(SimRole::Plain, SimProtocol::Sglang).fast();
     config.page_size = 16;
     let engine = SimEngine::start(config).await.expect("an engine");
     let (_folder, path) = write_trace(&[
@@ -64,9 +68,9 @@ async fn trace_rows_with_a_shared_prefix_hit_the_cache() {
         r#"{"timestamp": 500, "input_length": 1500, "output_length": 4, "hash_ids": [1, 2, 9]}"#,
         r#"{"timestamp": 1000, "input_length": 600, "output_length": 4, "hash_ids": [7, 8]}"#,
     ]);
-    let one_by_one = Limits { in_flight: 1, ..ALL };
-    let arrivals = Arrivals::of_trace(&path, 10.0, 1, None).expect("a trace");
-    let report = run(target(&engine, TargetApi::Chat), arrivals, &one_by_one).await;
+    let one_by_one = LoadLimits { in_flight: 1, ..ALL };
+    let arrivals = ArrivalProcess::of_trace(&path, 10.0, 1, None).expect("a trace");
+    let report = run(target(&engine, LoadTargetApi::Chat), arrivals, &one_by_one).await;
     assert!(report.is_clean(), "{}", report.to_json());
     // Two blocks of 512, less what a page does not fill.
     assert!((1_008..=1_040).contains(&report.record.cached_tokens), "{}", report.record.cached_tokens);
@@ -75,13 +79,15 @@ async fn trace_rows_with_a_shared_prefix_hit_the_cache() {
 
 #[tokio::test]
 async fn the_recorded_conversation_replays() {
-    let engine =
-        SimEngine::start(SimConfig { time_scale: 100_000.0, ..SimConfig::new(Role::Plain, Face::Vllm) })
-            .await
-            .expect("an engine");
+    let engine = SimEngine::start(SimEngineOptions {
+        time_scale: 100_000.0,
+        ..SimEngineOptions::new(SimRole::Plain, SimProtocol::Vllm)
+    })
+    .await
+    .expect("an engine");
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("traces/conversation_1000.jsonl");
-    let arrivals = Arrivals::of_trace(&path, 50.0, 1, Some(30)).expect("the trace");
-    let report = run(target(&engine, TargetApi::Completions), arrivals, &ALL).await;
+    let arrivals = ArrivalProcess::of_trace(&path, 50.0, 1, Some(30)).expect("the trace");
+    let report = run(target(&engine, LoadTargetApi::Completions), arrivals, &ALL).await;
     assert!(report.is_clean(), "{}", report.to_json());
     // Every row begins with the same block.
     assert!(report.record.cached_tokens >= 512, "{}", report.to_json());
@@ -89,16 +95,16 @@ async fn the_recorded_conversation_replays() {
 
 #[tokio::test]
 async fn failures_are_counted_by_kind() {
-    let engine = start(Role::Plain, Face::Sglang).await;
+    let engine = start(SimRole::Plain, SimProtocol::Sglang).await;
     for (fault, kind) in [
-        (Fault::Status500, "status 500"),
-        (Fault::SseError, "error event"),
-        (Fault::DieMidStream { tokens: 2 }, "broken stream"),
-        (Fault::CloseBeforeFirstByte, "no answer"),
-        (Fault::Refuse, "connect"),
+        (EngineFault::Status500, "status 500"),
+        (EngineFault::SseError, "error event"),
+        (EngineFault::DieMidStream { tokens: 2 }, "broken stream"),
+        (EngineFault::CloseBeforeFirstByte, "no answer"),
+        (EngineFault::Refuse, "connect"),
     ] {
         engine.set_fault(fault);
-        if fault == Fault::Refuse {
+        if fault == EngineFault::Refuse {
             let gone = async {
                 while tokio::net::TcpStream::connect(engine.addr()).await.is_ok() {
                     tokio::time::sleep(Duration::from_millis(5)).await;
@@ -106,8 +112,10 @@ async fn failures_are_counted_by_kind() {
             };
             tokio::time::timeout(LONG, gone).await.expect("it refuses");
         }
-        let limits = Limits { requests: Some(3), ..ALL };
-        let report = run(target(&engine, TargetApi::Chat), Arrivals::at_rate(500.0, 10, 8, 1), &limits).await;
+        let limits = LoadLimits { requests: Some(3), ..ALL };
+        let report =
+            run(target(&engine, LoadTargetApi::Chat), ArrivalProcess::at_rate(500.0, 10, 8, 1), &limits)
+                .await;
         let kinds: Vec<&str> = report.record.failures.keys().map(String::as_str).collect();
         assert_eq!((report.record.failed(), kinds), (3, vec![kind]), "{fault:?} {}", report.to_json());
     }
@@ -115,11 +123,11 @@ async fn failures_are_counted_by_kind() {
 
 #[tokio::test]
 async fn a_stopped_run_gives_a_partial_summary() {
-    let engine = start(Role::Plain, Face::Sglang).await;
+    let engine = start(SimRole::Plain, SimProtocol::Sglang).await;
     let (supervisor, stop) = (Supervisor::new(), CancellationToken::new());
     let running = generate(
-        target(&engine, TargetApi::Chat),
-        Arrivals::at_rate(100.0, 10, 2, 1),
+        target(&engine, LoadTargetApi::Chat),
+        ArrivalProcess::at_rate(100.0, 10, 2, 1),
         &ALL,
         &supervisor,
         &stop,

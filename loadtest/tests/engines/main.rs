@@ -11,7 +11,9 @@ mod surface;
 
 use std::time::Duration;
 
-use moongate_loadtest::engine::{Connector, Face, Role, SimConfig, SimEngine, SimFleet};
+use moongate_loadtest::engine::{
+    SharedL3Store, SimEngine, SimEngineOptions, SimProtocol, SimRole, VllmConnector,
+};
 use serde_json::{Value, json};
 
 /// Longer than anything here takes, even on a busy machine.
@@ -21,14 +23,14 @@ fn client() -> reqwest::Client {
     reqwest::Client::builder().no_proxy().build().expect("a client")
 }
 
-async fn start(role: Role, face: Face) -> SimEngine {
-    SimEngine::start(SimConfig::new(role, face).fast()).await.expect("an engine")
+async fn start(role: SimRole, face: SimProtocol) -> SimEngine {
+    SimEngine::start(SimEngineOptions::new(role, face).fast()).await.expect("an engine")
 }
 
-async fn start_vllm(role: Role, connector: Connector, fleet: &SimFleet) -> SimEngine {
-    let mut config = SimConfig::new(role, Face::Vllm).fast();
+async fn start_vllm(role: SimRole, connector: VllmConnector, fleet: &SharedL3Store) -> SimEngine {
+    let mut config = SimEngineOptions::new(role, SimProtocol::Vllm).fast();
     config.connector = connector;
-    SimEngine::start_in(config, fleet).await.expect("an engine")
+    SimEngine::start_with_store(config, fleet).await.expect("an engine")
 }
 
 async fn post(engine: &SimEngine, path: &str, body: &Value) -> (u16, Value) {

@@ -2,16 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-use moongate_loadtest::engine::{Connector, Face, Role, SimConfig, SimEngine, SimFleet};
+use moongate_loadtest::engine::{
+    SharedL3Store, SimEngine, SimEngineOptions, SimProtocol, SimRole, VllmConnector,
+};
 use serde_json::{Value, json};
 
 use super::{LONG, bootstrap, chat, content, events, post, start, start_vllm, with};
 
 async fn sglang_pair() -> (SimEngine, SimEngine, SimEngine) {
     tokio::join!(
-        start(Role::Prefill, Face::Sglang),
-        start(Role::Decode, Face::Sglang),
-        start(Role::Plain, Face::Sglang)
+        start(SimRole::Prefill, SimProtocol::Sglang),
+        start(SimRole::Decode, SimProtocol::Sglang),
+        start(SimRole::Plain, SimProtocol::Sglang)
     )
 }
 
@@ -110,10 +112,10 @@ async fn different_prompts_under_one_room_are_silently_wrong() {
 
 #[tokio::test]
 async fn a_lost_leg_costs_the_other_its_timeout() {
-    let mut config = SimConfig::new(Role::Prefill, Face::Sglang).fast();
+    let mut config = SimEngineOptions::new(SimRole::Prefill, SimProtocol::Sglang).fast();
     config.bootstrap_timeout = Some(Duration::from_millis(200));
     let prefill = SimEngine::start(config.clone()).await.expect("an engine");
-    config.role = Role::Decode;
+    config.role = SimRole::Decode;
     let decode = SimEngine::start(config.clone()).await.expect("an engine");
     let body = with(&chat("alone", 2), bootstrap(&prefill, &json!(1)));
     let begin = Instant::now();
@@ -137,10 +139,10 @@ async fn a_lost_leg_costs_the_other_its_timeout() {
 
 #[tokio::test]
 async fn the_room_chooses_the_rank_and_a_conflict_fails_both_legs() {
-    let mut config = SimConfig::new(Role::Prefill, Face::Sglang).fast();
+    let mut config = SimEngineOptions::new(SimRole::Prefill, SimProtocol::Sglang).fast();
     config.dp_size = 4;
     let prefill = SimEngine::start(config).await.expect("an engine");
-    let decode = start(Role::Decode, Face::Sglang).await;
+    let decode = start(SimRole::Decode, SimProtocol::Sglang).await;
     for (room, more, status) in [
         (6_u64, json!({}), 200),
         (8, json!({"routed_dp_rank": 3, "disagg_prefill_dp_rank": 3}), 200),
@@ -167,10 +169,10 @@ const COMPLETION: &str = "The moon is a harsh mistress and a long prompt fills m
 
 #[tokio::test]
 async fn a_nixl_pair_says_what_one_engine_says() {
-    let fleet = SimFleet::default();
-    let prefill = start_vllm(Role::Prefill, Connector::Nixl, &fleet).await;
-    let decode = start_vllm(Role::Decode, Connector::Nixl, &fleet).await;
-    let plain = start_vllm(Role::Plain, Connector::Nixl, &fleet).await;
+    let fleet = SharedL3Store::default();
+    let prefill = start_vllm(SimRole::Prefill, VllmConnector::Nixl, &fleet).await;
+    let decode = start_vllm(SimRole::Decode, VllmConnector::Nixl, &fleet).await;
+    let plain = start_vllm(SimRole::Plain, VllmConnector::Nixl, &fleet).await;
     let body = json!({"model": "sim", "prompt": COMPLETION, "max_tokens": 9});
     let asked = json!({"do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": null,
                        "remote_block_ids": null, "remote_host": null, "remote_port": null});
@@ -202,11 +204,11 @@ async fn a_nixl_pair_says_what_one_engine_says() {
 }
 
 #[tokio::test]
-async fn a_mooncake_pair_meets_in_any_order_and_refuses_an_old_engine_id() {
-    let fleet = SimFleet::default();
-    let prefill = start_vllm(Role::Prefill, Connector::Mooncake, &fleet).await;
-    let decode = start_vllm(Role::Decode, Connector::Mooncake, &fleet).await;
-    let plain = start_vllm(Role::Plain, Connector::Mooncake, &fleet).await;
+async fn mooncake_pair_joins_in_any_order_and_rejects_old_id() {
+    let fleet = SharedL3Store::default();
+    let prefill = start_vllm(SimRole::Prefill, VllmConnector::Mooncake, &fleet).await;
+    let decode = start_vllm(SimRole::Decode, VllmConnector::Mooncake, &fleet).await;
+    let plain = start_vllm(SimRole::Plain, VllmConnector::Mooncake, &fleet).await;
     let bootstrap = format!("http://{}", prefill.bootstrap_addr().expect("a prefill engine"));
     let query: Value = super::client()
         .get(format!("{bootstrap}/query"))
@@ -250,9 +252,9 @@ async fn a_mooncake_pair_meets_in_any_order_and_refuses_an_old_engine_id() {
 
 #[tokio::test]
 async fn engines_of_a_fleet_share_the_store() {
-    let fleet = SimFleet::new(100_000);
-    let prefill = start_vllm(Role::Prefill, Connector::Store, &fleet).await;
-    let decode = start_vllm(Role::Decode, Connector::Store, &fleet).await;
+    let fleet = SharedL3Store::new(100_000);
+    let prefill = start_vllm(SimRole::Prefill, VllmConnector::Store, &fleet).await;
+    let decode = start_vllm(SimRole::Decode, VllmConnector::Store, &fleet).await;
     let body = json!({"model": "sim", "prompt": vec![7; 100], "max_tokens": 6});
     let (_, first) = post(&prefill, "/v1/completions", &with(&body, json!({"max_tokens": 1}))).await;
     let (_, second) = post(&decode, "/v1/completions", &body).await;
@@ -270,11 +272,11 @@ async fn engines_of_a_fleet_share_the_store() {
 
 #[tokio::test]
 async fn sglang_reads_the_store_only_for_long_prefixes() {
-    let fleet = SimFleet::new(100_000);
-    let mut config = SimConfig::new(Role::Plain, Face::Sglang).fast();
+    let fleet = SharedL3Store::new(100_000);
+    let mut config = SimEngineOptions::new(SimRole::Plain, SimProtocol::Sglang).fast();
     (config.use_storage, config.page_size) = (true, 32);
-    let first = SimEngine::start_in(config.clone(), &fleet).await.expect("an engine");
-    let second = SimEngine::start_in(config, &fleet).await.expect("an engine");
+    let first = SimEngine::start_with_store(config.clone(), &fleet).await.expect("an engine");
+    let second = SimEngine::start_with_store(config, &fleet).await.expect("an engine");
     for (length, expected) in [(257, 256), (65, 0)] {
         let body = json!({"input_ids": vec![length; length], "sampling_params": {"max_new_tokens": 1}});
         post(&first, "/generate", &body).await;

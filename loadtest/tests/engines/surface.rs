@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use moongate_loadtest::engine::{Connector, Face, Role, SimConfig, SimEngine, SimFleet};
+use moongate_loadtest::engine::{
+    SharedL3Store, SimEngine, SimEngineOptions, SimProtocol, SimRole, VllmConnector,
+};
 use serde_json::{Value, json};
 
 use super::{bootstrap, chat, client, content, events, get, post, start, start_vllm, with};
@@ -42,8 +44,10 @@ fn recording(name: &str) -> Vec<Value> {
 
 #[tokio::test]
 async fn sglang_answers_with_the_recorded_members() {
-    let (prefill, decode) =
-        tokio::join!(start(Role::Prefill, Face::Sglang), start(Role::Decode, Face::Sglang));
+    let (prefill, decode) = tokio::join!(
+        start(SimRole::Prefill, SimProtocol::Sglang),
+        start(SimRole::Decode, SimProtocol::Sglang)
+    );
     let rows = recording("sglang-pd");
     let request = with(&rows[0]["request"], bootstrap(&prefill, &rows[0]["request"]["bootstrap_room"]));
     let (first, second) =
@@ -62,19 +66,20 @@ async fn sglang_answers_with_the_recorded_members() {
 
 #[tokio::test]
 async fn vllm_answers_with_the_recorded_members() {
-    for (name, connector) in [("vllm-nixl", Connector::Nixl), ("vllm-mooncakeconnector", Connector::Mooncake)]
+    for (name, connector) in
+        [("vllm-nixl", VllmConnector::Nixl), ("vllm-mooncakeconnector", VllmConnector::Mooncake)]
     {
-        let fleet = SimFleet::default();
-        let mut config = SimConfig::new(Role::Prefill, Face::Vllm).fast();
+        let fleet = SharedL3Store::default();
+        let mut config = SimEngineOptions::new(SimRole::Prefill, SimProtocol::Vllm).fast();
         (config.connector, config.model, config.page_size) = (connector, "tiny".to_owned(), 32);
-        let prefill = SimEngine::start_in(config.clone(), &fleet).await.expect("an engine");
-        config.role = Role::Decode;
-        let decode = SimEngine::start_in(config, &fleet).await.expect("an engine");
+        let prefill = SimEngine::start_with_store(config.clone(), &fleet).await.expect("an engine");
+        config.role = SimRole::Decode;
+        let decode = SimEngine::start_with_store(config, &fleet).await.expect("an engine");
         let rows = recording(name);
         let (status, first) = post(&prefill, "/v1/completions", &rows[0]["request"]).await;
         assert_eq!((status, missing(&rows[0]["response"], &first, &[])), (200, Vec::new()), "{name}");
         let mut params = first["kv_transfer_params"].clone();
-        if connector == Connector::Mooncake {
+        if connector == VllmConnector::Mooncake {
             params = rows[1]["request"]["kv_transfer_params"].clone();
             params["remote_engine_id"] = json!(prefill.engine_id());
             let address = prefill.bootstrap_addr().expect("a prefill engine");
@@ -89,7 +94,7 @@ async fn vllm_answers_with_the_recorded_members() {
 
 #[tokio::test]
 async fn loads_have_every_member() {
-    let mut config = SimConfig::new(Role::Prefill, Face::Sglang).fast();
+    let mut config = SimEngineOptions::new(SimRole::Prefill, SimProtocol::Sglang).fast();
     config.dp_size = 2;
     let engine = SimEngine::start(config).await.expect("an engine");
     let loads = get(&engine, "/v1/loads?include=core,disagg,queues,memory").await;
@@ -113,7 +118,7 @@ async fn loads_have_every_member() {
 
 #[tokio::test]
 async fn information_and_metrics_have_their_names() {
-    let sglang = start(Role::Prefill, Face::Sglang).await;
+    let sglang = start(SimRole::Prefill, SimProtocol::Sglang).await;
     for path in ["/server_info", "/get_server_info", "/model_info", "/get_model_info"] {
         assert_eq!(get(&sglang, path).await["disaggregation_mode"], "prefill", "{path}");
     }
@@ -132,11 +137,11 @@ async fn information_and_metrics_have_their_names() {
         assert!(metrics.contains(&format!("\nsglang:{name}{{")), "{name}");
     }
     for (connector, name) in [
-        (Connector::Nixl, "nixl_bytes_transferred_sum"),
-        (Connector::Mooncake, "mooncake_bytes_transferred_sum"),
-        (Connector::Store, "mooncake_store_operation_bytes_total"),
+        (VllmConnector::Nixl, "nixl_bytes_transferred_sum"),
+        (VllmConnector::Mooncake, "mooncake_bytes_transferred_sum"),
+        (VllmConnector::Store, "mooncake_store_operation_bytes_total"),
     ] {
-        let engine = start_vllm(Role::Plain, connector, &SimFleet::default()).await;
+        let engine = start_vllm(SimRole::Plain, connector, &SharedL3Store::default()).await;
         let metrics = text(&engine, "/metrics").await;
         for name in [
             "num_requests_running",
@@ -160,7 +165,7 @@ async fn information_and_metrics_have_their_names() {
 
 #[tokio::test]
 async fn the_bootstrap_server_is_a_readiness_probe() {
-    let mut config = SimConfig::new(Role::Prefill, Face::Sglang).fast();
+    let mut config = SimEngineOptions::new(SimRole::Prefill, SimProtocol::Sglang).fast();
     config.ready_after = Duration::from_millis(300);
     config.dp_size = 2;
     let engine = SimEngine::start(config).await.expect("an engine");
@@ -188,8 +193,8 @@ async fn the_bootstrap_server_is_a_readiness_probe() {
 
 #[tokio::test]
 async fn tools_are_called_whole_and_in_pieces() {
-    for face in [Face::Sglang, Face::Vllm] {
-        let engine = start(Role::Plain, face).await;
+    for face in [SimProtocol::Sglang, SimProtocol::Vllm] {
+        let engine = start(SimRole::Plain, face).await;
         let tools = json!([{"type": "function", "function": {"name": "weather", "parameters": {"type": "object",
             "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}}]);
         let body = with(&chat("please call_tool now", 50), json!({"tools": tools}));
@@ -215,7 +220,7 @@ async fn tools_are_called_whole_and_in_pieces() {
 
 #[tokio::test]
 async fn limits_stops_and_history_are_honoured() {
-    let engine = start(Role::Plain, Face::Sglang).await;
+    let engine = start(SimRole::Plain, SimProtocol::Sglang).await;
     let first = chat("tell me a long story, page after page", 200);
     let (_, answer) = post(&engine, "/v1/chat/completions", &first).await;
     let said = content(&answer).to_owned();

@@ -12,26 +12,29 @@ use crate::{v1alpha1, v1alpha2};
 #[must_use]
 pub fn all() -> Vec<CustomResourceDefinition> {
     let mut crds = vec![
-        versions(v1alpha1::ClusterEngineRuntimeProfile::crd(), v1alpha2::ClusterEngineRuntimeProfile::crd()),
+        merge_versions(
+            v1alpha1::ClusterEngineRuntimeProfile::crd(),
+            v1alpha2::ClusterEngineRuntimeProfile::crd(),
+        ),
         v1alpha2::CoordinatedPolicy::crd(),
         v1alpha1::Instance::crd(),
         v1alpha1::InstanceSet::crd(),
-        versions(v1alpha1::RoleBasedGroup::crd(), v1alpha2::RoleBasedGroup::crd()),
-        versions(
+        merge_versions(v1alpha1::RoleBasedGroup::crd(), v1alpha2::RoleBasedGroup::crd()),
+        merge_versions(
             v1alpha1::RoleBasedGroupScalingAdapter::crd(),
             v1alpha2::RoleBasedGroupScalingAdapter::crd(),
         ),
-        versions(v1alpha1::RoleBasedGroupSet::crd(), v1alpha2::RoleBasedGroupSet::crd()),
+        merge_versions(v1alpha1::RoleBasedGroupSet::crd(), v1alpha2::RoleBasedGroupSet::crd()),
         v1alpha2::RoleBasedGroupWarmup::crd(),
         v1alpha2::RoleInstance::crd(),
         v1alpha2::RoleInstanceSet::crd(),
     ];
-    crds.iter_mut().for_each(finish);
+    crds.iter_mut().for_each(normalise_schemas);
     crds
 }
 
 /// One definition with the versions of both.
-fn versions(
+fn merge_versions(
     older: CustomResourceDefinition,
     mut newer: CustomResourceDefinition,
 ) -> CustomResourceDefinition {
@@ -39,7 +42,7 @@ fn versions(
     newer
 }
 
-fn finish(crd: &mut CustomResourceDefinition) {
+fn normalise_schemas(crd: &mut CustomResourceDefinition) {
     let names = &mut crd.spec.names;
     names.list_kind = Some(format!("{}List", names.kind));
     names.categories = None;

@@ -43,7 +43,7 @@ pub mod legacy {
 
 /// What RBG told this process about itself. Everything is optional: outside RBG nothing is set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Identity {
+pub struct RbgIdentity {
     /// The group.
     pub group: Option<String>,
     /// Its role in the group.
@@ -56,7 +56,7 @@ pub struct Identity {
     pub leader_address: Option<String>,
 }
 
-impl Identity {
+impl RbgIdentity {
     /// Reads the new names, and the v1alpha1 names where a new one is absent or empty.
     ///
     /// `lookup` answers the value of an environment name; the process environment is the caller's to read.
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn new_names_win_and_an_empty_one_counts_as_absent() {
-        let identity = Identity::from_env(|name| match name {
+        let identity = RbgIdentity::from_env(|name| match name {
             GROUP_NAME => Some("new".into()),
             legacy::GROUP_NAME | legacy::ROLE_NAME => Some("old".into()),
             ROLE_NAME => Some(String::new()),

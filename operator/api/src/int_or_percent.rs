@@ -16,7 +16,7 @@ pub enum IntOrPercent {
 
 /// The way a share that is no whole number is made one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Round {
+pub enum RoundingMode {
     /// Towards zero.
     Down,
     /// Away from zero.
@@ -26,15 +26,15 @@ pub enum Round {
 impl IntOrPercent {
     /// The count, or that share of `total`. `None` for a text that is no percentage.
     #[must_use]
-    pub fn of(&self, total: i32, round: Round) -> Option<i32> {
+    pub fn of(&self, total: i32, round: RoundingMode) -> Option<i32> {
         let percent = match self {
             Self::Int(count) => return Some(*count),
             Self::Text(_) => i64::from(self.percent()?),
         };
         let share = percent * i64::from(total);
         let whole = match round {
-            Round::Down => share.div_euclid(100),
-            Round::Up => -(-share).div_euclid(100),
+            RoundingMode::Down => share.div_euclid(100),
+            RoundingMode::Up => -(-share).div_euclid(100),
         };
         Some(i32::try_from(whole).unwrap_or(i32::MAX))
     }
@@ -70,12 +70,12 @@ mod tests {
     #[test]
     fn shares_are_rounded_as_asked() {
         let percent = |text: &str| IntOrPercent::Text(text.into());
-        assert_eq!(percent("30%").of(7, Round::Up), Some(3));
-        assert_eq!(percent("30%").of(7, Round::Down), Some(2));
-        assert_eq!(percent("0%").of(7, Round::Up), Some(0));
-        assert_eq!(percent("200%").of(i32::MAX, Round::Up), Some(i32::MAX));
-        assert_eq!(IntOrPercent::Int(4).of(7, Round::Up), Some(4));
-        assert_eq!(percent("4").of(7, Round::Up), None);
-        assert_eq!(percent("x%").of(7, Round::Up), None);
+        assert_eq!(percent("30%").of(7, RoundingMode::Up), Some(3));
+        assert_eq!(percent("30%").of(7, RoundingMode::Down), Some(2));
+        assert_eq!(percent("0%").of(7, RoundingMode::Up), Some(0));
+        assert_eq!(percent("200%").of(i32::MAX, RoundingMode::Up), Some(i32::MAX));
+        assert_eq!(IntOrPercent::Int(4).of(7, RoundingMode::Up), Some(4));
+        assert_eq!(percent("4").of(7, RoundingMode::Up), None);
+        assert_eq!(percent("x%").of(7, RoundingMode::Up), None);
     }
 }

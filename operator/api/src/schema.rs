@@ -18,7 +18,7 @@ pub(crate) const API_VERSION: &str =
     "^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/v[0-9]+((alpha|beta)[0-9]+)?$";
 
 /// Any value at all.
-pub(crate) fn anything(_: &mut SchemaGenerator) -> Schema {
+pub(crate) fn any_value(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "x-kubernetes-preserve-unknown-fields": true })
 }
 

@@ -11,7 +11,7 @@ use kube::api::{
 };
 use kube::{Client, Error};
 use moongate_testkit::ControlPlane;
-use rbg_api::conversion::{Version, convert};
+use rbg_api::conversion::{ApiVersion, convert};
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::{Value, json};
 
@@ -58,7 +58,7 @@ fn examples() -> Vec<(PathBuf, Value)> {
             }
         }
     }
-    let ours = |object: &Value| object["apiVersion"].as_str().and_then(Version::parse).is_some();
+    let ours = |object: &Value| object["apiVersion"].as_str().and_then(ApiVersion::parse).is_some();
     found.retain(|(_, object)| ours(object));
     found
 }
@@ -101,7 +101,7 @@ async fn a_real_server_takes_the_definitions_and_every_example() {
         if let Err(error) = try_apply(client, name, object).await {
             refused.push(format!("{}: {error}", path.display()));
         }
-        if let Ok(converted) = convert(object, Version::V1alpha2)
+        if let Ok(converted) = convert(object, ApiVersion::V1alpha2)
             && let Err(error) = try_apply(client, name, &converted).await
         {
             refused.push(format!("{}, converted: {error}", path.display()));

@@ -1,10 +1,10 @@
 //! The discovery file in both forms, as recorded from a live operator and as documented.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
-use rbg_api::{ClusterConfig, ClusterFile, ClusterFileError};
+use rbg_api::{DiscoveredGroup, DiscoveryFile, DiscoveryFileError};
 
-fn read(text: &str) -> Result<ClusterConfig, ClusterFileError> {
-    serde_saphyr::from_str::<ClusterFile>(text).expect("valid YAML").resolve()
+fn read(text: &str) -> Result<DiscoveredGroup, DiscoveryFileError> {
+    serde_saphyr::from_str::<DiscoveryFile>(text).expect("valid YAML").resolve()
 }
 
 /// Recorded from RBG at `993491f`: ConfigMap `sglang-pd-with-mooncake`.
@@ -62,16 +62,16 @@ fn the_template_form_is_expanded_without_the_excluded_indices() {
 
 #[test]
 fn unusable_files_say_why() {
-    assert_eq!(read("other: 1\n"), Err(ClusterFileError::Missing("group")));
-    assert_eq!(read("group: {name: g}\n"), Err(ClusterFileError::Missing("roles")));
+    assert_eq!(read("other: 1\n"), Err(DiscoveryFileError::Missing("group")));
+    assert_eq!(read("group: {name: g}\n"), Err(DiscoveryFileError::Missing("roles")));
     assert_eq!(
         read("group: g\nroles: {p: {replicas: 18446744073709551615}}\n"),
-        Err(ClusterFileError::TooMany(u64::MAX))
+        Err(DiscoveryFileError::TooMany(u64::MAX))
     );
-    assert_eq!(read("group: g\nroles: {p: {size: 1}}\n"), Err(ClusterFileError::NoInstances("p".into())));
+    assert_eq!(read("group: g\nroles: {p: {size: 1}}\n"), Err(DiscoveryFileError::NoInstances("p".into())));
     assert_eq!(
         read("group: {name: g}\nroles: {p: {instances: [{}]}}\n"),
-        Err(ClusterFileError::NoAddress { role: "p".into(), index: 0 })
+        Err(DiscoveryFileError::NoAddress { role: "p".into(), index: 0 })
     );
 }
 

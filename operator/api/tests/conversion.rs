@@ -3,16 +3,16 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use proptest::prelude::*;
-use rbg_api::conversion::{ConversionError, Version, convert};
+use rbg_api::conversion::{ApiVersion, ConversionError, convert};
 use rbg_api::{v1alpha1, v1alpha2};
 use serde_json::{Map, Value, json};
 
 fn up(object: &Value) -> Value {
-    convert(object, Version::V1alpha2).unwrap()
+    convert(object, ApiVersion::V1alpha2).unwrap()
 }
 
 fn down(object: &Value) -> Value {
-    convert(object, Version::V1alpha1).unwrap()
+    convert(object, ApiVersion::V1alpha1).unwrap()
 }
 
 fn group(version: &str, metadata: Value, spec: Value) -> Value {
@@ -170,14 +170,14 @@ fn sets_keep_gang_and_templates() {
 
 #[test]
 fn what_is_not_converted_is_said() {
-    assert_eq!(convert(&json!(1), Version::V1alpha1), Err(ConversionError::NotAMap));
+    assert_eq!(convert(&json!(1), ApiVersion::V1alpha1), Err(ConversionError::NotAMap));
     let other = json!({ "apiVersion": "v1", "kind": "Pod" });
-    assert_eq!(convert(&other, Version::V1alpha1), Err(ConversionError::Version("v1".into())));
+    assert_eq!(convert(&other, ApiVersion::V1alpha1), Err(ConversionError::Version("v1".into())));
     let set = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha1", "kind": "InstanceSet" });
-    assert_eq!(convert(&set, Version::V1alpha2), Err(ConversionError::Kind("InstanceSet".into())));
+    assert_eq!(convert(&set, ApiVersion::V1alpha2), Err(ConversionError::Kind("InstanceSet".into())));
     let adapter =
         json!({ "apiVersion": "workloads.x-k8s.io/v1alpha1", "kind": "RoleBasedGroupScalingAdapter" });
-    assert_eq!(convert(&adapter, Version::V1alpha2).unwrap()["apiVersion"], "workloads.x-k8s.io/v1alpha2");
+    assert_eq!(convert(&adapter, ApiVersion::V1alpha2).unwrap()["apiVersion"], "workloads.x-k8s.io/v1alpha2");
 }
 
 /// Any JSON, made of names that mean something in either version.

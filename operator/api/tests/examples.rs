@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use rbg_api::conversion::{Version, convert};
+use rbg_api::conversion::{ApiVersion, convert};
 use rbg_api::{v1alpha1, v1alpha2};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -69,28 +69,28 @@ fn every_manifest_is_read_and_written_without_loss() {
     let manifests = manifests();
     assert!(manifests.len() > 80, "only {} manifests", manifests.len());
     for (path, object) in &manifests {
-        let version = object["apiVersion"].as_str().and_then(Version::parse);
+        let version = object["apiVersion"].as_str().and_then(ApiVersion::parse);
         let kind = object["kind"].as_str().unwrap();
         match (version.unwrap(), kind) {
-            (Version::V1alpha1, "RoleBasedGroup") => check::<v1alpha1::RoleBasedGroup>(path, object),
-            (Version::V1alpha1, "RoleBasedGroupSet") => check::<v1alpha1::RoleBasedGroupSet>(path, object),
-            (Version::V1alpha1, "InstanceSet") => check::<v1alpha1::InstanceSet>(path, object),
-            (Version::V1alpha1, "Instance") => check::<v1alpha1::Instance>(path, object),
-            (Version::V1alpha1, "ClusterEngineRuntimeProfile") => {
+            (ApiVersion::V1alpha1, "RoleBasedGroup") => check::<v1alpha1::RoleBasedGroup>(path, object),
+            (ApiVersion::V1alpha1, "RoleBasedGroupSet") => check::<v1alpha1::RoleBasedGroupSet>(path, object),
+            (ApiVersion::V1alpha1, "InstanceSet") => check::<v1alpha1::InstanceSet>(path, object),
+            (ApiVersion::V1alpha1, "Instance") => check::<v1alpha1::Instance>(path, object),
+            (ApiVersion::V1alpha1, "ClusterEngineRuntimeProfile") => {
                 check::<v1alpha1::ClusterEngineRuntimeProfile>(path, object);
             }
-            (Version::V1alpha2, "RoleBasedGroup") => check::<v1alpha2::RoleBasedGroup>(path, object),
-            (Version::V1alpha2, "RoleBasedGroupSet") => check::<v1alpha2::RoleBasedGroupSet>(path, object),
-            (Version::V1alpha2, "RoleInstanceSet") => check::<v1alpha2::RoleInstanceSet>(path, object),
-            (Version::V1alpha2, "RoleInstance") => check::<v1alpha2::RoleInstance>(path, object),
-            (Version::V1alpha2, "CoordinatedPolicy") => check::<v1alpha2::CoordinatedPolicy>(path, object),
-            (Version::V1alpha2, "ClusterEngineRuntimeProfile") => {
+            (ApiVersion::V1alpha2, "RoleBasedGroup") => check::<v1alpha2::RoleBasedGroup>(path, object),
+            (ApiVersion::V1alpha2, "RoleBasedGroupSet") => check::<v1alpha2::RoleBasedGroupSet>(path, object),
+            (ApiVersion::V1alpha2, "RoleInstanceSet") => check::<v1alpha2::RoleInstanceSet>(path, object),
+            (ApiVersion::V1alpha2, "RoleInstance") => check::<v1alpha2::RoleInstance>(path, object),
+            (ApiVersion::V1alpha2, "CoordinatedPolicy") => check::<v1alpha2::CoordinatedPolicy>(path, object),
+            (ApiVersion::V1alpha2, "ClusterEngineRuntimeProfile") => {
                 check::<v1alpha2::ClusterEngineRuntimeProfile>(path, object);
             }
-            (Version::V1alpha2, "RoleBasedGroupScalingAdapter") => {
+            (ApiVersion::V1alpha2, "RoleBasedGroupScalingAdapter") => {
                 check::<v1alpha2::RoleBasedGroupScalingAdapter>(path, object);
             }
-            (Version::V1alpha2, "RoleBasedGroupWarmup") => {
+            (ApiVersion::V1alpha2, "RoleBasedGroupWarmup") => {
                 check::<v1alpha2::RoleBasedGroupWarmup>(path, object);
             }
             other => panic!("{}: {other:?}", path.display()),
@@ -105,14 +105,14 @@ fn every_manifest_of_two_versions_is_converted_there_and_back() {
     for (path, object) in
         manifests().iter().filter(|(_, object)| kinds.iter().any(|kind| object["kind"] == *kind))
     {
-        let from = object["apiVersion"].as_str().and_then(Version::parse).unwrap();
-        let to = if from == Version::V1alpha1 { Version::V1alpha2 } else { Version::V1alpha1 };
+        let from = object["apiVersion"].as_str().and_then(ApiVersion::parse).unwrap();
+        let to = if from == ApiVersion::V1alpha1 { ApiVersion::V1alpha2 } else { ApiVersion::V1alpha1 };
         let there = convert(object, to).unwrap();
         match (to, object["kind"].as_str().unwrap()) {
-            (Version::V1alpha1, "RoleBasedGroup") => check::<v1alpha1::RoleBasedGroup>(path, &there),
-            (Version::V1alpha1, _) => check::<v1alpha1::RoleBasedGroupSet>(path, &there),
-            (Version::V1alpha2, "RoleBasedGroup") => check::<v1alpha2::RoleBasedGroup>(path, &there),
-            (Version::V1alpha2, _) => check::<v1alpha2::RoleBasedGroupSet>(path, &there),
+            (ApiVersion::V1alpha1, "RoleBasedGroup") => check::<v1alpha1::RoleBasedGroup>(path, &there),
+            (ApiVersion::V1alpha1, _) => check::<v1alpha1::RoleBasedGroupSet>(path, &there),
+            (ApiVersion::V1alpha2, "RoleBasedGroup") => check::<v1alpha2::RoleBasedGroup>(path, &there),
+            (ApiVersion::V1alpha2, _) => check::<v1alpha2::RoleBasedGroupSet>(path, &there),
         }
         assert_eq!(&convert(&there, from).unwrap(), object, "{}", path.display());
         converted += 1;

@@ -11,26 +11,26 @@ use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use kube::api::PostParams;
-use moongate_testkit::{ControlPlane, Kubelet, Namespace, Pace};
+use moongate_testkit::{ControlPlane, FakeKubelet, KubeletTimings, TestNamespace};
 use serde_json::json;
 
 const ACCOUNT: &str = "operator";
 /// As in the runs of upstream's controller manager that the numbers are compared with.
-const PACE: Pace = Pace {
+const PACE: KubeletTimings = KubeletTimings {
     start: Duration::from_millis(300),
     restart: Duration::from_millis(500),
     stop: Duration::from_millis(200),
 };
 
-pub(crate) struct Cluster {
+pub(crate) struct BenchCluster {
     plane: ControlPlane,
-    _kubelet: Kubelet,
-    pub(crate) namespace: Namespace,
+    _kubelet: FakeKubelet,
+    pub(crate) namespace: TestNamespace,
     /// The operator's configuration.
     pub(crate) operator: PathBuf,
 }
 
-impl Cluster {
+impl BenchCluster {
     pub(crate) async fn start(crds: Option<&Path>) -> Self {
         let plane = ControlPlane::start_audited().await.unwrap();
         let namespace = plane.namespace("scale").await.unwrap();
@@ -55,17 +55,17 @@ impl Cluster {
         .unwrap();
         Api::all(client.clone()).create(&PostParams::default(), &binding).await.unwrap();
         let operator = plane.kubeconfig_of(&namespace.name, ACCOUNT).await.unwrap();
-        let kubelet = Kubelet::start(client.clone(), &namespace.name, PACE).await.unwrap();
+        let kubelet = FakeKubelet::start(client.clone(), &namespace.name, PACE).await.unwrap();
         Self { plane, _kubelet: kubelet, namespace, operator }
     }
 
     /// Something that grows with every request of the operator.
-    pub(crate) fn heard(&self) -> u64 {
+    pub(crate) fn audit_log_length(&self) -> u64 {
         self.plane.audit_log().metadata().unwrap().len()
     }
 
     /// What the operator has asked for until now.
-    pub(crate) fn requests(&self) -> Requests {
+    pub(crate) fn requests(&self) -> MethodCounts {
         let mut requests = BTreeMap::new();
         for asked in self.plane.audit().unwrap() {
             let method = match asked.verb.as_str() {
@@ -77,7 +77,7 @@ impl Cluster {
             };
             *requests.entry(method).or_default() += 1;
         }
-        Requests(requests)
+        MethodCounts(requests)
     }
 }
 
@@ -94,15 +94,15 @@ fn definitions_in(folder: &Path) -> Vec<CustomResourceDefinition> {
 
 /// Requests by method.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Requests(BTreeMap<&'static str, u64>);
+pub(crate) struct MethodCounts(BTreeMap<&'static str, u64>);
 
-impl Requests {
+impl MethodCounts {
     pub(crate) fn total(&self) -> u64 {
         self.0.values().sum()
     }
 }
 
-impl Sub for Requests {
+impl Sub for MethodCounts {
     type Output = Self;
 
     fn sub(mut self, before: Self) -> Self {
@@ -113,7 +113,7 @@ impl Sub for Requests {
     }
 }
 
-impl fmt::Display for Requests {
+impl fmt::Display for MethodCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all: Vec<String> =
             self.0.iter().map(|(method, requests)| format!("{method} {requests}")).collect();

@@ -7,8 +7,8 @@
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a tool for a person at a terminal")]
 
 mod cluster;
+mod group_watcher;
 mod process;
-mod seen;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -21,9 +21,9 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::{Value, json};
 
-use cluster::{Cluster, Requests};
-use process::Process;
-use seen::{Group, Seen};
+use cluster::{BenchCluster, MethodCounts};
+use group_watcher::{GroupWatcher, ObservedGroup};
+use process::ProcessStats;
 
 /// Requests of this program at a time.
 const CALLERS: usize = 4;
@@ -32,7 +32,7 @@ const QUIET: Duration = Duration::from_secs(3);
 
 /// Makes groups of two roles, changes their images in place, and deletes them.
 #[derive(Debug, Parser)]
-struct Arguments {
+struct ScaleBenchArgs {
     /// How many groups
     #[arg(long, default_value_t = 20)]
     groups: usize,
@@ -63,36 +63,36 @@ fn main() {
     let mut words: Vec<OsString> = std::env::args_os().collect();
     // Cargo's last word to a benchmark, which is none of the operator's arguments.
     words.pop_if(|last| last == "--bench");
-    let arguments = Arguments::parse_from(words);
+    let arguments = ScaleBenchArgs::parse_from(words);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(measure(&arguments));
 }
 
-struct Bench<'a> {
-    cluster: Cluster,
+struct ScaleBench<'a> {
+    cluster: BenchCluster,
     groups: Api<RoleBasedGroup>,
-    seen: Seen,
-    process: Process,
-    arguments: &'a Arguments,
+    watcher: GroupWatcher,
+    process: ProcessStats,
+    arguments: &'a ScaleBenchArgs,
 }
 
-async fn measure(arguments: &Arguments) {
-    let cluster = Cluster::start(arguments.crds.as_deref()).await;
-    let seen = Seen::follow(&cluster.namespace.client, arguments.pods.iter().sum());
-    let (mut running, process) = Process::start(&arguments.program, &cluster.operator, &arguments.log);
+async fn measure(arguments: &ScaleBenchArgs) {
+    let cluster = BenchCluster::start(arguments.crds.as_deref()).await;
+    let seen = GroupWatcher::follow(&cluster.namespace.client, arguments.pods.iter().sum());
+    let (mut running, process) = ProcessStats::start(&arguments.program, &cluster.operator, &arguments.log);
     let groups = Api::default_namespaced(cluster.namespace.client.clone());
-    let bench = Bench { cluster, groups, seen, process, arguments };
+    let bench = ScaleBench { cluster, groups, watcher: seen, process, arguments };
     tokio::select! {
-        () = story(bench, arguments) => {}
-        status = running.ended() => println!("the operator has ended: {status}; {} says why", arguments.log.display()),
+        () = run_scenario(bench, arguments) => {}
+        status = running.wait() => println!("the operator has ended: {status}; {} says why", arguments.log.display()),
     }
 }
 
-async fn story(mut bench: Bench<'_>, arguments: &Arguments) {
+async fn run_scenario(mut bench: ScaleBench<'_>, arguments: &ScaleBenchArgs) {
     // When the first one is ready, everything has been listed. It stays.
     bench.make(&["first".to_owned()]).await;
-    bench.reached(&["first".to_owned()], &[("", is_ready)]).await;
-    bench.quiet().await;
+    bench.wait_for_groups(&["first".to_owned()], &[("", is_ready)]).await;
+    bench.wait_until_quiet().await;
 
     let names: Vec<String> = (0..arguments.groups).map(|index| format!("g{index}")).collect();
     let pods: Vec<String> = arguments.pods.iter().map(usize::to_string).collect();
@@ -100,14 +100,16 @@ async fn story(mut bench: Bench<'_>, arguments: &Arguments) {
     bench
         .step("make", &names, async |bench| {
             bench.make(&names).await;
-            bench.reached(&names, &[("ready", is_ready), ("says ready", says_ready)]).await;
+            bench.wait_for_groups(&names, &[("ready", is_ready), ("says ready", reports_ready)]).await;
         })
         .await;
     bench.idle().await;
     bench
         .step("change images in place", &names, async |bench| {
             bench.change(&names).await;
-            bench.reached(&names, &[("updated", is_updated), ("says updated", says_updated)]).await;
+            bench
+                .wait_for_groups(&names, &[("updated", is_updated), ("says updated", reports_updated)])
+                .await;
         })
         .await;
     bench.idle().await;
@@ -115,24 +117,24 @@ async fn story(mut bench: Bench<'_>, arguments: &Arguments) {
     bench.reconciles();
 }
 
-fn is_ready(group: &Group, pods: usize) -> bool {
+fn is_ready(group: &ObservedGroup, pods: usize) -> bool {
     group.pods.len() == pods && group.pods.values().all(|pod| pod.is_ready)
 }
 
-fn says_ready(group: &Group, _: usize) -> bool {
+fn reports_ready(group: &ObservedGroup, _: usize) -> bool {
     group.status.is_current && group.status.is_ready
 }
 
-fn is_updated(group: &Group, pods: usize) -> bool {
+fn is_updated(group: &ObservedGroup, pods: usize) -> bool {
     is_ready(group, pods) && group.pods.values().all(|pod| pod.image == NEW)
 }
 
-fn says_updated(group: &Group, pods: usize) -> bool {
-    says_ready(group, pods) && group.status.generation > 1 && group.status.updated == pods
+fn reports_updated(group: &ObservedGroup, pods: usize) -> bool {
+    reports_ready(group, pods) && group.status.generation > 1 && group.status.updated == pods
 }
 
 /// How a group of so many pods shall be, and what that is called. Without a name it is not told.
-type Wish<'a> = (&'a str, fn(&Group, usize) -> bool);
+type GroupPredicate<'a> = (&'a str, fn(&ObservedGroup, usize) -> bool);
 
 const OLD: &str = "engine:1";
 const NEW: &str = "engine:2";
@@ -149,13 +151,13 @@ fn spec(image: &str, pods: &[usize]) -> Value {
     json!({ "roles": roles })
 }
 
-impl Bench<'_> {
+impl ScaleBench<'_> {
     async fn step(&mut self, what: &str, names: &[String], act: impl AsyncFnOnce(&mut Self)) {
         let (requests, cpu) = (self.cluster.requests(), self.process.cpu());
         let begun = Instant::now();
         act(self).await;
         let took = begun.elapsed();
-        self.quiet().await;
+        self.wait_until_quiet().await;
         let requests = self.cluster.requests() - requests;
         #[expect(clippy::cast_precision_loss, reason = "small numbers")]
         let each = requests.total() as f64 / names.len() as f64;
@@ -192,14 +194,14 @@ impl Bench<'_> {
                 self.groups.delete(name, &DeleteParams::background()).await.unwrap();
             })
             .await;
-        self.reached(names, &[("no pods", |group: &Group, _| group.pods.is_empty())]).await;
+        self.wait_for_groups(names, &[("no pods", |group: &ObservedGroup, _| group.pods.is_empty())]).await;
     }
 
     /// Until all groups are so. Tells when the median and the last of them was.
-    async fn reached(&mut self, names: &[String], wanted: &[Wish<'_>]) {
+    async fn wait_for_groups(&mut self, names: &[String], wanted: &[GroupPredicate<'_>]) {
         let limit = Duration::from_secs(self.arguments.limit);
         let wants: Vec<_> = wanted.iter().map(|(_, want)| *want).collect();
-        for ((what, _), mut times) in wanted.iter().zip(self.seen.reached(names, &wants, limit).await) {
+        for ((what, _), mut times) in wanted.iter().zip(self.watcher.reached(names, &wants, limit).await) {
             times.sort();
             let (Some(half), Some(last)) = (times.get(times.len() / 2), times.last()) else { continue };
             if !what.is_empty() {
@@ -209,11 +211,11 @@ impl Bench<'_> {
         }
     }
 
-    async fn quiet(&self) {
-        let mut before = self.cluster.heard();
+    async fn wait_until_quiet(&self) {
+        let mut before = self.cluster.audit_log_length();
         loop {
             tokio::time::sleep(QUIET).await;
-            let now = self.cluster.heard();
+            let now = self.cluster.audit_log_length();
             if now == before {
                 return;
             }
@@ -225,7 +227,7 @@ impl Bench<'_> {
         let before = self.cluster.requests();
         let cpu = self.process.cpu();
         tokio::time::sleep(Duration::from_secs(self.arguments.idle)).await;
-        let requests: Requests = self.cluster.requests() - before;
+        let requests: MethodCounts = self.cluster.requests() - before;
         let cpu = self.process.cpu() - cpu;
         println!(
             "  idle for {} s: {} requests, CPU {:.3} s",

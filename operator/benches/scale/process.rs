@@ -18,26 +18,26 @@ const HISTOGRAMS: [(&str, &str); 3] = [
 ];
 
 /// It is killed when this is dropped.
-pub(crate) struct Running(Child);
+pub(crate) struct OperatorChild(Child);
 
-impl Running {
+impl OperatorChild {
     /// It shall not end by itself.
-    pub(crate) async fn ended(&mut self) -> ExitStatus {
+    pub(crate) async fn wait(&mut self) -> ExitStatus {
         self.0.wait().await.unwrap()
     }
 }
 
-pub(crate) struct Process(u32);
+pub(crate) struct ProcessStats(u32);
 
-impl Process {
-    pub(crate) fn start(program: &[String], kubeconfig: &Path, log: &Path) -> (Running, Self) {
+impl ProcessStats {
+    pub(crate) fn start(program: &[String], kubeconfig: &Path, log: &Path) -> (OperatorChild, Self) {
         let log = File::create(log).unwrap();
         let mut command = Command::new(&program[0]);
         command.args(&program[1..]).env("KUBECONFIG", kubeconfig).stdin(Stdio::null());
         command.stdout(log.try_clone().unwrap()).stderr(log).kill_on_drop(true);
         let child = command.spawn().unwrap();
         let process = Self(child.id().unwrap());
-        (Running(child), process)
+        (OperatorChild(child), process)
     }
 
     /// On a CPU until now, all threads.

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use crate::quantity;
 
 /// Members whose `false` says nothing.
-const FALSE_IS_NOTHING: [&str; 9] = [
+const DEFAULT_FALSE_MEMBERS: [&str; 9] = [
     "readOnly",
     "hostNetwork",
     "hostPID",
@@ -22,7 +22,7 @@ const FALSE_IS_NOTHING: [&str; 9] = [
     "recursiveReadOnly",
 ];
 /// Members whose 0 says nothing.
-const ZERO_IS_NOTHING: [&str; 6] = [
+const DEFAULT_ZERO_MEMBERS: [&str; 6] = [
     "initialDelaySeconds",
     "timeoutSeconds",
     "periodSeconds",
@@ -37,7 +37,7 @@ const QUANTITY_MAPS: [&str; 2] = ["limits", "requests"];
 /// Members that are a quantity.
 const QUANTITIES: [&str; 2] = ["sizeLimit", "divisor"];
 /// Texts for which being empty is not the same as being absent.
-const EMPTY_SAYS_SOMETHING: [&str; 2] = ["storageClassName", "volumeName"];
+const SIGNIFICANT_EMPTY_MEMBERS: [&str; 2] = ["storageClassName", "volumeName"];
 
 /// The template in that form.
 pub(crate) fn pod_template(template: PodTemplate) -> PodTemplate {
@@ -64,17 +64,17 @@ fn member(name: &str, value: Value) -> Option<Value> {
         Value::Null => None,
         Value::Object(map) if TEXT_MAPS.contains(&name) => (!map.is_empty()).then_some(Value::Object(map)),
         Value::Object(map) if QUANTITY_MAPS.contains(&name) => {
-            let amounts = map.into_iter().map(|(name, amount)| (name, amount_of(amount)));
+            let amounts = map.into_iter().map(|(name, amount)| (name, canonical_quantity(amount)));
             Some(Value::Object(amounts.collect()))
                 .filter(|map| map.as_object().is_some_and(|map| !map.is_empty()))
         }
         Value::Object(map) => Some(Value::Object(object(map))),
         Value::Array(items) if items.is_empty() => None,
         Value::Array(items) => Some(Value::Array(items.into_iter().map(item).collect())),
-        Value::String(text) if text.is_empty() && !EMPTY_SAYS_SOMETHING.contains(&name) => None,
-        Value::Bool(false) if FALSE_IS_NOTHING.contains(&name) => None,
-        Value::Number(number) if ZERO_IS_NOTHING.contains(&name) && number.as_i64() == Some(0) => None,
-        value if QUANTITIES.contains(&name) => Some(amount_of(value)),
+        Value::String(text) if text.is_empty() && !SIGNIFICANT_EMPTY_MEMBERS.contains(&name) => None,
+        Value::Bool(false) if DEFAULT_FALSE_MEMBERS.contains(&name) => None,
+        Value::Number(number) if DEFAULT_ZERO_MEMBERS.contains(&name) && number.as_i64() == Some(0) => None,
+        value if QUANTITIES.contains(&name) => Some(canonical_quantity(value)),
         value => Some(value),
     }
 }
@@ -86,7 +86,7 @@ fn item(value: Value) -> Value {
     }
 }
 
-fn amount_of(value: Value) -> Value {
+fn canonical_quantity(value: Value) -> Value {
     let text = match &value {
         Value::String(text) => text.trim().to_owned(),
         Value::Number(number) => number.to_string(),

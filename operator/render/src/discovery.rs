@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use rbg_api::{ClusterFile, Place};
+use rbg_api::{DiscoveryFile, TopologyLocation};
 use serde::Serialize;
 
 use crate::gang;
-use crate::role::{Pattern, Role, RoleTarget};
-use crate::{Group, RenderError};
+use crate::role::{RolePattern, RoleRenderer, RoleTarget};
+use crate::{GroupRenderer, RenderError};
 
 #[derive(Serialize)]
-struct File {
+struct DiscoveryDocument {
     group: GroupEntry,
     roles: BTreeMap<String, RoleEntry>,
 }
@@ -42,19 +42,19 @@ struct InstanceEntry {
     ports: BTreeMap<String, i32>,
     /// Where that pod runs.
     #[serde(skip_serializing_if = "Option::is_none")]
-    place: Option<Place>,
+    place: Option<TopologyLocation>,
 }
 
 /// Where pods run, by their names.
-pub type Places = BTreeMap<String, Place>;
+pub type PodLocations = BTreeMap<String, TopologyLocation>;
 
 /// The places that a file has. A file that cannot be read has none.
 #[must_use]
-pub fn places_in(text: &str) -> Places {
-    let file = serde_saphyr::from_str::<ClusterFile>(text).ok().and_then(|file| file.resolve().ok());
+pub fn parse_locations(text: &str) -> PodLocations {
+    let file = serde_saphyr::from_str::<DiscoveryFile>(text).ok().and_then(|file| file.resolve().ok());
     let instances = file.into_iter().flat_map(|file| file.roles).flat_map(|role| role.instances);
-    let known = instances.filter(|instance| instance.place != Place::default());
-    known.map(|instance| (pod_name(&instance.address).to_owned(), instance.place)).collect()
+    let known = instances.filter(|instance| instance.location != TopologyLocation::default());
+    known.map(|instance| (pod_name(&instance.address).to_owned(), instance.location)).collect()
 }
 
 fn pod_name(address: &str) -> &str {
@@ -62,10 +62,10 @@ fn pod_name(address: &str) -> &str {
 }
 
 /// The file's text. `None` if no role has ordered instances.
-pub(crate) fn file(
-    group: Group<'_>,
+pub(crate) fn render_file(
+    group: GroupRenderer<'_>,
     targets: &BTreeMap<String, RoleTarget>,
-    places: &Places,
+    places: &PodLocations,
 ) -> Result<Option<String>, RenderError> {
     let mut names = Vec::new();
     let mut roles = BTreeMap::new();
@@ -85,11 +85,11 @@ pub(crate) fn file(
     let entry = GroupEntry { name: group.name.to_owned(), roles: names, size: gang::pods(group) };
     // One line per address, however long: simple parsers read this file too.
     let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
-    let text = serde_saphyr::to_string_with_options(&File { group: entry, roles }, options);
+    let text = serde_saphyr::to_string_with_options(&DiscoveryDocument { group: entry, roles }, options);
     text.map(Some).map_err(|error| RenderError::DiscoveryFile(error.to_string()))
 }
 
-fn instance(role: &Role<'_>, ordinal: i32, places: &Places) -> InstanceEntry {
+fn instance(role: &RoleRenderer<'_>, ordinal: i32, places: &PodLocations) -> InstanceEntry {
     let pods = addresses(role, &format!("{}-{ordinal}", role.names.workload));
     let ports = role.spec.service_ports.iter().map(|port| {
         let name = port.name.as_ref().filter(|name| !name.is_empty());
@@ -107,14 +107,14 @@ fn instance(role: &Role<'_>, ordinal: i32, places: &Places) -> InstanceEntry {
 }
 
 /// Addresses of an instance's pods that have one.
-fn addresses(role: &Role<'_>, instance: &str) -> Vec<String> {
+fn addresses(role: &RoleRenderer<'_>, instance: &str) -> Vec<String> {
     let service = &role.names.service;
     match role.pattern {
-        Pattern::LeaderWorker(pattern) if role.kind == crate::WorkloadKind::RoleInstanceSet => {
+        RolePattern::LeaderWorker(pattern) if role.kind == crate::WorkloadKind::RoleInstanceSet => {
             let size = if role.serves_leaders_only() { 1 } else { pattern.size.unwrap_or(1).max(1) };
             (0..size).map(|pod| format!("{instance}-{pod}.{service}")).collect()
         }
-        Pattern::Custom(pattern) => {
+        RolePattern::Custom(pattern) => {
             let components = pattern.components.iter().flat_map(|component| {
                 let own = component.service_name.as_ref().filter(|name| !name.is_empty()).unwrap_or(service);
                 (0..component.size()).map(move |pod| format!("{instance}-{}-{pod}.{own}", component.name))

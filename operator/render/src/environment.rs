@@ -4,7 +4,7 @@ use rbg_api::template::member_list;
 use rbg_api::{PodTemplate, env, keys};
 use serde_json::{Value, json};
 
-use crate::role::Role;
+use crate::role::RoleRenderer;
 use crate::workload::WorkloadKind;
 
 const PREFIX: &str = "RBG_";
@@ -22,7 +22,7 @@ fn label(name: &str, key: &str) -> Value {
 }
 
 /// What every container of a role gets, by name. Never a number that changes with scaling: pods would be made anew.
-pub(crate) fn of_role(role: &Role<'_>) -> Vec<Value> {
+pub(crate) fn role_variables(role: &RoleRenderer<'_>) -> Vec<Value> {
     let ours = role.kind == WorkloadKind::RoleInstanceSet;
     let mut variables = Vec::new();
     if ours {
@@ -41,7 +41,7 @@ pub(crate) fn of_role(role: &Role<'_>) -> Vec<Value> {
 }
 
 /// What containers of a leader and its workers get besides.
-pub(crate) fn of_leader_worker(role: &Role<'_>) -> Vec<Value> {
+pub(crate) fn leader_worker_variables(role: &RoleRenderer<'_>) -> Vec<Value> {
     let leader = format!("$({})-0.{}.{}", env::ROLE_INSTANCE_NAME, role.names.service, role.group.namespace);
     vec![
         literal(env::LWP_LEADER_ADDRESS, &leader),
@@ -55,7 +55,7 @@ pub(crate) fn of_leader_worker(role: &Role<'_>) -> Vec<Value> {
 pub(crate) fn inject(template: &mut PodTemplate, variables: Vec<Value>) {
     for container in template.list_mut("containers").iter_mut().filter_map(Value::as_object_mut) {
         let own = member_list(container, "env");
-        let kept = last_of_each_name(std::mem::take(own));
+        let kept = deduplicate_by_name(std::mem::take(own));
         let kept =
             kept.into_iter().filter(|variable| !variables.iter().any(|new| name(new) == name(variable)));
         // Earlier ones of the group come first: those put in now may refer to them.
@@ -74,7 +74,7 @@ pub(crate) fn name(variable: &Value) -> &str {
     variable.get("name").and_then(Value::as_str).unwrap_or_default()
 }
 
-fn last_of_each_name(variables: Vec<Value>) -> Vec<Value> {
+fn deduplicate_by_name(variables: Vec<Value>) -> Vec<Value> {
     let mut kept: Vec<Value> = Vec::with_capacity(variables.len());
     for variable in variables.into_iter().rev() {
         if !kept.iter().any(|later| name(later) == name(&variable)) {
@@ -87,7 +87,7 @@ fn last_of_each_name(variables: Vec<Value>) -> Vec<Value> {
 
 /// Puts variables into every container and init container, before the container's own. A variable of the same name is
 /// replaced.
-pub(crate) fn add(template: &mut PodTemplate, variables: &[Value]) {
+pub(crate) fn add_to_all_containers(template: &mut PodTemplate, variables: &[Value]) {
     if variables.is_empty() {
         return;
     }

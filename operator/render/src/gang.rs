@@ -3,8 +3,8 @@
 use rbg_api::{PodTemplate, keys};
 use serde_json::json;
 
-use crate::manifest::{Manifest, Texts};
-use crate::{Group, RoleNames, role::Role};
+use crate::manifest::{Manifest, StringMap};
+use crate::{GroupRenderer, RoleNames, role::RoleRenderer};
 
 /// Seconds that scheduler-plugins waits if nothing else is said.
 const TIMEOUT_SECONDS: i64 = 60;
@@ -19,11 +19,11 @@ pub enum GangScheduler {
     Volcano,
 }
 
-fn is_gang(group: Group<'_>) -> bool {
+fn is_gang(group: GroupRenderer<'_>) -> bool {
     group.annotation(keys::GANG_SCHEDULING) == Some("true")
 }
 
-pub(crate) fn pod_group(group: Group<'_>) -> Option<Manifest> {
+pub(crate) fn pod_group(group: GroupRenderer<'_>) -> Option<Manifest> {
     is_gang(group).then(|| {
         let mut metadata = group.metadata(group.name, true);
         let (api_version, inherited, spec) = match group.gang_scheduler {
@@ -52,22 +52,22 @@ pub(crate) fn pod_group(group: Group<'_>) -> Option<Manifest> {
 }
 
 /// Pods of the whole group. A role that cannot be rendered counts one pod per instance; its error shows elsewhere.
-pub(crate) fn pods(group: Group<'_>) -> i64 {
+pub(crate) fn pods(group: GroupRenderer<'_>) -> i64 {
     let roles = group.object.spec.roles.iter();
     roles
         .map(|spec| {
-            let role = Role::new(group, spec, RoleNames::new(group.name, &spec.name));
+            let role = RoleRenderer::new(group, spec, RoleNames::new(group.name, &spec.name));
             i64::from(role.map_or(1, |role| role.instance_size())) * i64::from(spec.replicas)
         })
         .sum()
 }
 
 /// Tells the scheduler which PodGroup the pod belongs to.
-pub(crate) fn inject(group: Group<'_>, template: &mut PodTemplate) {
+pub(crate) fn inject(group: GroupRenderer<'_>, template: &mut PodTemplate) {
     if !is_gang(group) {
         return;
     }
-    let named = |key: &str| Texts::from([(key.to_owned(), group.name.to_owned())]);
+    let named = |key: &str| StringMap::from([(key.to_owned(), group.name.to_owned())]);
     match group.gang_scheduler {
         GangScheduler::SchedulerPlugins => template.set_labels(&named(keys::POD_GROUP)),
         GangScheduler::Volcano => template.set_annotations(&named(keys::VOLCANO_POD_GROUP)),

@@ -8,31 +8,31 @@ use serde_json::json;
 
 use crate::gang::GangScheduler;
 use crate::hash::sha1_hex;
-use crate::manifest::{Manifest, Metadata, OwnerRef, Texts};
-use crate::role::{Role, RoleTarget};
-use crate::{Places, RenderError, RoleNames, discovery, gang, policy};
+use crate::manifest::{Manifest, ManifestMetadata, OwnerRef, StringMap};
+use crate::role::{RoleRenderer, RoleTarget};
+use crate::{PodLocations, RenderError, RoleNames, discovery, gang, policy};
 
 /// ClusterEngineRuntimeProfiles by name.
-pub type Profiles = BTreeMap<String, ClusterEngineRuntimeProfileSpec>;
+pub type RuntimeProfiles = BTreeMap<String, ClusterEngineRuntimeProfileSpec>;
 
 /// A group to render.
 #[derive(Debug, Clone, Copy)]
-pub struct Group<'a> {
+pub struct GroupRenderer<'a> {
     pub(crate) object: &'a RoleBasedGroup,
     pub(crate) name: &'a str,
     pub(crate) namespace: &'a str,
-    pub(crate) profiles: &'a Profiles,
+    pub(crate) profiles: &'a RuntimeProfiles,
     pub(crate) gang_scheduler: GangScheduler,
 }
 
-impl<'a> Group<'a> {
+impl<'a> GroupRenderer<'a> {
     /// A group as the API server has it.
     ///
     /// # Errors
     /// [`RenderError::NoMetadata`].
     pub fn new(
         object: &'a RoleBasedGroup,
-        profiles: &'a Profiles,
+        profiles: &'a RuntimeProfiles,
         gang_scheduler: GangScheduler,
     ) -> Result<Self, RenderError> {
         let name = object.metadata.name.as_deref().ok_or(RenderError::NoMetadata("name"))?;
@@ -43,9 +43,9 @@ impl<'a> Group<'a> {
     /// One of its roles, with the names that new objects get.
     ///
     /// # Errors
-    /// See [`Role::new`].
-    pub fn role(self, role: &'a RoleSpec) -> Result<Role<'a>, RenderError> {
-        Role::new(self, role, RoleNames::new(self.name, &role.name))
+    /// See [`RoleRenderer::new`].
+    pub fn role(self, role: &'a RoleSpec) -> Result<RoleRenderer<'a>, RenderError> {
+        RoleRenderer::new(self, role, RoleNames::new(self.name, &role.name))
     }
 
     /// Hex SHA-1 of `namespace/name`: the label that tells groups apart.
@@ -60,10 +60,9 @@ impl<'a> Group<'a> {
     pub fn is_legacy(self) -> bool {
         let metadata = &self.object.metadata;
         let annotated = self.annotation(conversion::ORIGIN).is_some();
-        let written =
-            metadata.managed_fields.iter().flatten().any(|entry| {
-                entry.api_version.as_deref() == Some(conversion::Version::V1alpha1.api_version())
-            });
+        let written = metadata.managed_fields.iter().flatten().any(|entry| {
+            entry.api_version.as_deref() == Some(conversion::ApiVersion::V1alpha1.api_version())
+        });
         let mut roles = self.object.spec.roles.iter();
         annotated
             || written
@@ -77,9 +76,9 @@ impl<'a> Group<'a> {
     pub fn config_map(
         self,
         targets: &BTreeMap<String, RoleTarget>,
-        places: &Places,
+        places: &PodLocations,
     ) -> Result<Option<Manifest>, RenderError> {
-        let Some(file) = discovery::file(self, targets, places)? else { return Ok(None) };
+        let Some(file) = discovery::render_file(self, targets, places)? else { return Ok(None) };
         let metadata = self.metadata(self.name, true);
         Ok(Some(Manifest::new(
             "v1",
@@ -117,7 +116,7 @@ impl<'a> Group<'a> {
     #[must_use]
     pub fn owner(self, controller: bool) -> OwnerRef {
         OwnerRef {
-            api_version: conversion::Version::V1alpha2.api_version().to_owned(),
+            api_version: conversion::ApiVersion::V1alpha2.api_version().to_owned(),
             kind: "RoleBasedGroup".to_owned(),
             name: self.name.to_owned(),
             uid: self.object.metadata.uid.clone().unwrap_or_default(),
@@ -129,8 +128,8 @@ impl<'a> Group<'a> {
         OwnedMetadata {
             name,
             namespace: self.namespace,
-            labels: Texts::new(),
-            annotations: Texts::new(),
+            labels: StringMap::new(),
+            annotations: StringMap::new(),
             owner: self.owner(controller),
         }
     }
@@ -140,14 +139,14 @@ impl<'a> Group<'a> {
 pub(crate) struct OwnedMetadata<'a> {
     pub(crate) name: &'a str,
     pub(crate) namespace: &'a str,
-    pub(crate) labels: Texts,
-    pub(crate) annotations: Texts,
+    pub(crate) labels: StringMap,
+    pub(crate) annotations: StringMap,
     pub(crate) owner: OwnerRef,
 }
 
 impl OwnedMetadata<'_> {
-    pub(crate) fn as_ref(&self) -> Metadata<'_> {
-        Metadata {
+    pub(crate) fn as_ref(&self) -> ManifestMetadata<'_> {
+        ManifestMetadata {
             name: self.name,
             namespace: self.namespace,
             labels: self.labels.clone(),

@@ -5,13 +5,13 @@ use rbg_api::{conversion, keys};
 use serde_json::json;
 
 use crate::RenderError;
-use crate::manifest::{Manifest, Metadata, OwnerRef, Texts};
-use crate::names::fitting;
+use crate::manifest::{Manifest, ManifestMetadata, OwnerRef, StringMap};
+use crate::names::truncate_with_hash;
 
 /// Name of a group of a set that has no group of that index yet.
 #[must_use]
 pub fn name(set: &str, index: i32) -> String {
-    fitting(&format!("{set}-{index}"))
+    truncate_with_hash(&format!("{set}-{index}"))
 }
 
 /// A group of a set. Of one that exists, the replicas that an autoscaler sets stay as they are.
@@ -41,14 +41,15 @@ pub fn group(
     labels.insert(keys::GROUPSET_NAME.to_owned(), set_name.to_owned());
     labels.insert(keys::GROUPSET_INDEX.to_owned(), index.to_string());
     let owner = OwnerRef {
-        api_version: conversion::Version::V1alpha2.api_version().to_owned(),
+        api_version: conversion::ApiVersion::V1alpha2.api_version().to_owned(),
         kind: "RoleBasedGroupSet".to_owned(),
         name: set_name.to_owned(),
         uid: set.metadata.uid.clone().unwrap_or_default(),
         controller: true,
     };
-    let metadata = Metadata { name, namespace, labels, annotations: annotations(set), owner: Some(&owner) };
-    let version = conversion::Version::V1alpha2.api_version();
+    let metadata =
+        ManifestMetadata { name, namespace, labels, annotations: annotations(set), owner: Some(&owner) };
+    let version = conversion::ApiVersion::V1alpha2.api_version();
     let mut manifest = Manifest::new(version, "RoleBasedGroup", metadata, json!({}));
     // Not as a body, which would lose the nulls of patches.
     manifest.0.insert("spec".to_owned(), serde_json::to_value(&spec).unwrap_or_default());
@@ -57,7 +58,7 @@ pub fn group(
 
 /// Annotations of the set's groups. v1alpha1 had none of groups in a set: they stood on the set.
 #[must_use]
-pub fn annotations(set: &RoleBasedGroupSet) -> Texts {
+pub fn annotations(set: &RoleBasedGroupSet) -> StringMap {
     let template = &set.spec.group_template;
     let own = set.metadata.annotations.iter().flatten();
     let inherited = own.filter(|(key, _)| key.as_str() == keys::legacy::EXCLUSIVE_TOPOLOGY);

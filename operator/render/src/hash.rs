@@ -16,7 +16,7 @@ pub(crate) fn fnv1a(bytes: impl IntoIterator<Item = u8>) -> u32 {
 }
 
 /// The number's decimal digits in letters that make no words: Kubernetes' `SafeEncodeString`.
-pub(crate) fn safe(hash: u32) -> String {
+pub(crate) fn safe_encode(hash: u32) -> String {
     const LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
     hash.to_string().bytes().map(|digit| char::from(LETTERS[usize::from(digit) % LETTERS.len()])).collect()
 }
@@ -34,7 +34,7 @@ mod tests {
     fn known_values() {
         assert_eq!(fnv1a(*b"foobar"), 0xbf9c_f968);
         assert_eq!(fnv1(*b"foobar"), 0x31f0_b262);
-        assert_eq!(safe(1_234_567_890), "56789bcdf4");
+        assert_eq!(safe_encode(1_234_567_890), "56789bcdf4");
         assert_eq!(sha1_hex("default/sl"), "ccd2d2356cb6828334e4c09d665149787c42ad67");
     }
 }

@@ -4,7 +4,7 @@ use rbg_api::v1alpha2::RoleInstanceSet;
 use rbg_api::{conversion, keys};
 use serde_json::{Value, json};
 
-use crate::manifest::{Manifest, Metadata, OwnerRef, Texts};
+use crate::manifest::{Manifest, ManifestMetadata, OwnerRef, StringMap};
 use crate::{RenderError, names};
 
 /// Letters of a random part of a name.
@@ -34,7 +34,7 @@ pub fn ordered_name(set: &str, ordinal: i32) -> String {
 /// Name of an instance without order; `id` has [`ID_LENGTH`] letters.
 #[must_use]
 pub fn unordered_name(set: &str, id: &str) -> String {
-    format!("{}-{id}", names::fitting_within(set, MAX_NAME.saturating_sub(id.len() + 1)))
+    format!("{}-{id}", names::truncate_with_hash_to(set, MAX_NAME.saturating_sub(id.len() + 1)))
 }
 
 /// An instance with an ordinal. `revision` is the full name of the set's revision.
@@ -42,7 +42,7 @@ pub fn unordered_name(set: &str, id: &str) -> String {
 /// # Errors
 /// [`RenderError::NoMetadata`].
 pub fn ordered(set: &RoleInstanceSet, ordinal: i32, revision: &str) -> Result<Manifest, RenderError> {
-    let set = Set::new(set)?;
+    let set = InstanceRenderer::from_set(set)?;
     let name = ordered_name(set.name, ordinal);
     let mut labels = set.labels();
     labels.insert(keys::CONTROLLER_REVISION_HASH.to_owned(), revision.to_owned());
@@ -56,7 +56,7 @@ pub fn ordered(set: &RoleInstanceSet, ordinal: i32, revision: &str) -> Result<Ma
 /// # Errors
 /// [`RenderError::NoMetadata`].
 pub fn unordered(set: &RoleInstanceSet, id: &str, hash: &str, now: &str) -> Result<Manifest, RenderError> {
-    let set = Set::new(set)?;
+    let set = InstanceRenderer::from_set(set)?;
     let mut labels = set.labels();
     labels.insert(keys::CONTROLLER_REVISION_HASH.to_owned(), hash.to_owned());
     labels.insert(keys::ROLE_INSTANCE_ID.to_owned(), id.to_owned());
@@ -67,22 +67,22 @@ pub fn unordered(set: &RoleInstanceSet, id: &str, hash: &str, now: &str) -> Resu
     Ok(set.instance(&unordered_name(set.name, id), labels, annotations, Some(IN_PLACE_UPDATE_READY)))
 }
 
-struct Set<'a> {
+struct InstanceRenderer<'a> {
     object: &'a RoleInstanceSet,
     name: &'a str,
     namespace: &'a str,
     uid: &'a str,
 }
 
-impl<'a> Set<'a> {
-    fn new(object: &'a RoleInstanceSet) -> Result<Self, RenderError> {
+impl<'a> InstanceRenderer<'a> {
+    fn from_set(object: &'a RoleInstanceSet) -> Result<Self, RenderError> {
         let name = object.metadata.name.as_deref().ok_or(RenderError::NoMetadata("name"))?;
         let namespace = object.metadata.namespace.as_deref().ok_or(RenderError::NoMetadata("namespace"))?;
         let uid = object.metadata.uid.as_deref().ok_or(RenderError::NoMetadata("uid"))?;
         Ok(Self { object, name, namespace, uid })
     }
 
-    fn labels(&self) -> Texts {
+    fn labels(&self) -> StringMap {
         let mut labels = self.object.metadata.labels.clone().unwrap_or_default();
         let selector = self.object.spec.selector.as_ref();
         labels.extend(selector.and_then(|selector| selector.match_labels.clone()).unwrap_or_default());
@@ -90,7 +90,7 @@ impl<'a> Set<'a> {
     }
 
     /// Also ports that all pods of a component share: `<component>.<port name>`.
-    fn annotations(&self) -> Texts {
+    fn annotations(&self) -> StringMap {
         let components = &self.object.spec.role_instance_template.components;
         let is_port = |key: &str| {
             let (component, _) = key.split_once('.').unwrap_or(("", ""));
@@ -102,9 +102,15 @@ impl<'a> Set<'a> {
         kept.map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 
-    fn instance(&self, name: &str, labels: Texts, annotations: Texts, gate: Option<&str>) -> Manifest {
+    fn instance(
+        &self,
+        name: &str,
+        labels: StringMap,
+        annotations: StringMap,
+        gate: Option<&str>,
+    ) -> Manifest {
         let owner = OwnerRef {
-            api_version: conversion::Version::V1alpha2.api_version().to_owned(),
+            api_version: conversion::ApiVersion::V1alpha2.api_version().to_owned(),
             kind: "RoleInstanceSet".to_owned(),
             name: self.name.to_owned(),
             uid: self.uid.to_owned(),
@@ -121,8 +127,9 @@ impl<'a> Set<'a> {
                 }
             }
         }
-        let metadata = Metadata { name, namespace: self.namespace, labels, annotations, owner: Some(&owner) };
-        let version = conversion::Version::V1alpha2.api_version();
+        let metadata =
+            ManifestMetadata { name, namespace: self.namespace, labels, annotations, owner: Some(&owner) };
+        let version = conversion::ApiVersion::V1alpha2.api_version();
         Manifest::new(version, "RoleInstance", metadata, json!({ "spec": spec }))
     }
 }

@@ -5,7 +5,7 @@ use rbg_api::{PodTemplate, env, keys};
 use serde_json::Value;
 
 use crate::environment::name;
-use crate::manifest::Texts;
+use crate::manifest::StringMap;
 
 /// Names of today, and what they were.
 const NAMES: [(&str, &str); 9] = [
@@ -21,8 +21,8 @@ const NAMES: [(&str, &str); 9] = [
 ];
 
 /// The labels that Services select by.
-pub(crate) fn labels(group: &str, role: &str, unique_key: &str) -> Texts {
-    Texts::from([
+pub(crate) fn labels(group: &str, role: &str, unique_key: &str) -> StringMap {
+    StringMap::from([
         (keys::legacy::GROUP_NAME.to_owned(), group.to_owned()),
         (keys::legacy::ROLE_NAME.to_owned(), role.to_owned()),
         (keys::legacy::GROUP_UNIQUE_KEY.to_owned(), unique_key.to_owned()),

@@ -4,7 +4,7 @@
 //! a test. It reads no clock, no cluster and no random source; names that are partly random are made by the caller.
 //!
 //! A RoleBasedGroupSet yields groups ([`group_set`]). A group yields its discovery file, a PodGroup and a CoordinatedPolicy
-//! ([`Group`]), and for each role a workload, a headless Service and an adapter for autoscalers ([`Role`]). A RoleInstanceSet
+//! ([`GroupRenderer`]), and for each role a workload, a headless Service and an adapter for autoscalers ([`RoleRenderer`]). A RoleInstanceSet
 //! yields RoleInstances ([`instance`]), these yield pods ([`pod`]), and pods that pull images
 //! before those restart ([`pre_pull`]). A warmup yields pods as well ([`warmup`]). Objects are [`Manifest`]s: JSON as it is sent, since typed structures drop what they do not know.
 //!
@@ -19,21 +19,21 @@
 //! * ports are chosen apart from those in use;
 //! * names too long for Kubernetes are cut with a hash, so that two do not become one.
 
+mod affinity;
 mod canonical;
+mod dependencies;
 mod discovery;
 mod environment;
 mod error;
 mod gang;
 mod group;
 pub mod group_set;
+mod group_topology;
 mod hash;
 pub mod instance;
-mod ladder;
 mod legacy;
 mod manifest;
 mod names;
-mod nearness;
-mod order;
 pub mod pod;
 mod pod_template;
 mod policy;
@@ -49,13 +49,13 @@ pub mod warmup;
 mod workload;
 mod workload_spec;
 
-pub use discovery::{Places, places_in};
+pub use dependencies::ComponentDependencies;
+pub use discovery::{PodLocations, parse_locations};
 pub use error::RenderError;
 pub use gang::GangScheduler;
-pub use group::{Group, Profiles};
-pub use ladder::{RoleTopology, Rung, rungs};
+pub use group::{GroupRenderer, RuntimeProfiles};
+pub use group_topology::{RoleTopology, TopologyKey, topology_keys};
 pub use manifest::{Manifest, OwnerRef};
 pub use names::RoleNames;
-pub use order::DependsOn;
-pub use role::{Pattern, Role, RoleTarget};
-pub use workload::{Kept, WorkloadKind};
+pub use role::{RolePattern, RoleRenderer, RoleTarget};
+pub use workload::{PreservedFields, WorkloadKind};

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 pub struct Manifest(pub Map<String, Value>);
 
 /// Text by text, as labels and annotations are.
-pub(crate) type Texts = BTreeMap<String, String>;
+pub(crate) type StringMap = BTreeMap<String, String>;
 
 /// An owner of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,18 +29,18 @@ pub struct OwnerRef {
 }
 
 /// What an object is called.
-pub(crate) struct Metadata<'a> {
+pub(crate) struct ManifestMetadata<'a> {
     pub(crate) name: &'a str,
     pub(crate) namespace: &'a str,
-    pub(crate) labels: Texts,
-    pub(crate) annotations: Texts,
+    pub(crate) labels: StringMap,
+    pub(crate) annotations: StringMap,
     pub(crate) owner: Option<&'a OwnerRef>,
 }
 
 impl Manifest {
     /// An object whose other members are `body`. Empty labels and annotations are left out.
-    pub(crate) fn new(api_version: &str, kind: &str, metadata: Metadata<'_>, body: Value) -> Self {
-        let Metadata { name, namespace, labels, annotations, owner } = metadata;
+    pub(crate) fn new(api_version: &str, kind: &str, metadata: ManifestMetadata<'_>, body: Value) -> Self {
+        let ManifestMetadata { name, namespace, labels, annotations, owner } = metadata;
         let mut meta = Map::new();
         meta.insert("name".to_owned(), name.into());
         meta.insert("namespace".to_owned(), namespace.into());
@@ -88,8 +88,8 @@ impl Manifest {
     /// count; what was said once and is no longer does not show here, but in the fields that server-side apply keeps per
     /// manager.
     #[must_use]
-    pub fn is_in(&self, live: &Value) -> bool {
-        live.as_object().is_some_and(|live| members_in(&self.0, live))
+    pub fn is_subset_of(&self, live: &Value) -> bool {
+        live.as_object().is_some_and(|live| is_object_subset(&self.0, live))
     }
 
     fn text(&self, pointer: &str) -> &str {
@@ -115,15 +115,15 @@ impl OwnerRef {
     }
 }
 
-fn members_in(ours: &Map<String, Value>, live: &Map<String, Value>) -> bool {
-    ours.iter().all(|(name, value)| live.get(name).is_some_and(|live| value_in(value, live)))
+fn is_object_subset(ours: &Map<String, Value>, live: &Map<String, Value>) -> bool {
+    ours.iter().all(|(name, value)| live.get(name).is_some_and(|live| is_value_subset(value, live)))
 }
 
-fn value_in(ours: &Value, live: &Value) -> bool {
+fn is_value_subset(ours: &Value, live: &Value) -> bool {
     match (ours, live) {
-        (Value::Object(ours), Value::Object(live)) => members_in(ours, live),
+        (Value::Object(ours), Value::Object(live)) => is_object_subset(ours, live),
         (Value::Array(ours), Value::Array(live)) => {
-            ours.len() == live.len() && ours.iter().zip(live).all(|(ours, live)| value_in(ours, live))
+            ours.len() == live.len() && ours.iter().zip(live).all(|(ours, live)| is_value_subset(ours, live))
         }
         (ours, live) => ours == live,
     }

@@ -1,6 +1,6 @@
 //! Names of the objects that run a group.
 
-use crate::hash::{fnv1a, safe};
+use crate::hash::{fnv1a, safe_encode};
 
 /// Longest name: it is a label's value and part of a host name as well.
 pub(crate) const MAX_NAME: usize = 63;
@@ -18,20 +18,23 @@ impl RoleNames {
     /// Names of a role that has no objects yet.
     #[must_use]
     pub fn new(group: &str, role: &str) -> Self {
-        Self { workload: fitting(&format!("{group}-{role}")), service: fitting(&format!("s-{group}-{role}")) }
+        Self {
+            workload: truncate_with_hash(&format!("{group}-{role}")),
+            service: truncate_with_hash(&format!("s-{group}-{role}")),
+        }
     }
 }
 
 /// The name, or its beginning with a hash of the whole, so that two long names stay two.
-pub(crate) fn fitting(name: &str) -> String {
-    fitting_within(name, MAX_NAME)
+pub(crate) fn truncate_with_hash(name: &str) -> String {
+    truncate_with_hash_to(name, MAX_NAME)
 }
 
-pub(crate) fn fitting_within(name: &str, length: usize) -> String {
+pub(crate) fn truncate_with_hash_to(name: &str, length: usize) -> String {
     if name.len() <= length {
         return name.to_owned();
     }
-    let hash = safe(fnv1a(name.bytes()));
+    let hash = safe_encode(fnv1a(name.bytes()));
     let mut end = length.saturating_sub(hash.len() + 1);
     while !name.is_char_boundary(end) {
         end -= 1;
@@ -51,7 +54,7 @@ mod tests {
         assert_ne!(a.workload, b.workload);
         assert_ne!(a.service, b.service);
         assert!(a.workload.len() <= MAX_NAME && a.service.len() <= MAX_NAME);
-        assert!(fitting(&"-".repeat(80)).len() <= MAX_NAME);
-        assert!(fitting(&"ä".repeat(80)).len() <= MAX_NAME);
+        assert!(truncate_with_hash(&"-".repeat(80)).len() <= MAX_NAME);
+        assert!(truncate_with_hash(&"ä".repeat(80)).len() <= MAX_NAME);
     }
 }

@@ -5,21 +5,21 @@ use rbg_api::v1alpha2::{InstanceComponent, RoleInstance};
 use rbg_api::{PodTemplate, conversion, keys};
 use serde_json::{Map, Value, json};
 
-use crate::manifest::{Manifest, Metadata, OwnerRef, Texts};
-use crate::{RenderError, environment, legacy, nearness, ports};
+use crate::manifest::{Manifest, ManifestMetadata, OwnerRef, StringMap};
+use crate::{RenderError, affinity, environment, legacy, ports};
 
 /// Gates of every pod: it is not being updated, and all pods of its instance are ready.
 const GATES: [&str; 2] = ["InPlaceUpdateReady", "InstancePodReady"];
 
 /// Where a pod shall go, learnt from where its predecessors were.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Placement {
+pub struct NodePlacement {
     /// Names of nodes.
     pub nodes: Vec<String>,
     /// Whether it may go nowhere else.
     pub required: bool,
     /// Labels of nodes to stay away from.
-    pub avoid: Vec<String>,
+    pub avoided_labels: Vec<String>,
 }
 
 /// Name of a pod of an instance.
@@ -42,15 +42,15 @@ pub fn pod(
     component: &InstanceComponent,
     id: i32,
     hash: &str,
-    placement: &Placement,
+    placement: &NodePlacement,
 ) -> Result<Manifest, RenderError> {
     let instance_name = instance.metadata.name.as_deref().ok_or(RenderError::NoMetadata("name"))?;
     let namespace = instance.metadata.namespace.as_deref().ok_or(RenderError::NoMetadata("namespace"))?;
     let name = name(instance, &component.name, id);
     let mut template = component.template.clone();
-    let found = ports::of_pod(instance, component, id, namespace)?;
+    let found = ports::pod_injection(instance, component, id, namespace)?;
     template.remove_annotation(keys::COMPONENT_DISCOVERY);
-    environment::add(&mut template, &found.variables);
+    environment::add_to_all_containers(&mut template, &found.variables);
     template.set_annotations(&found.annotations);
     template.set_labels(&labels(instance, component, id, hash));
     if is_legacy(instance) {
@@ -67,22 +67,22 @@ pub fn pod(
             gates.push(gate);
         }
     }
-    nearness::draw(&mut template, instance, component, id)?;
+    affinity::add_pod_affinity(&mut template, instance, component, id)?;
     if template.annotation(keys::GROUP_EXCLUSIVE_TOPOLOGY).is_none() {
-        place(&mut template, placement);
+        apply_node_placement(&mut template, placement);
     }
     let owner = OwnerRef {
-        api_version: conversion::Version::V1alpha2.api_version().to_owned(),
+        api_version: conversion::ApiVersion::V1alpha2.api_version().to_owned(),
         kind: "RoleInstance".to_owned(),
         name: instance_name.to_owned(),
         uid: instance.metadata.uid.clone().unwrap_or_default(),
         controller: true,
     };
-    let metadata = Metadata {
+    let metadata = ManifestMetadata {
         name: &name,
         namespace,
-        labels: texts(&template, "labels"),
-        annotations: texts(&template, "annotations"),
+        labels: metadata_map(&template, "labels"),
+        annotations: metadata_map(&template, "annotations"),
         owner: Some(&owner),
     };
     let spec = template.0.remove("spec").unwrap_or_default();
@@ -91,9 +91,9 @@ pub fn pod(
 
 /// Labels that a pod has besides its template's. An update in place sets them again: the template knows no ordinals.
 #[must_use]
-pub fn labels(instance: &RoleInstance, component: &InstanceComponent, id: i32, hash: &str) -> Texts {
+pub fn labels(instance: &RoleInstance, component: &InstanceComponent, id: i32, hash: &str) -> StringMap {
     let instance_name = instance.metadata.name.as_deref().unwrap_or_default();
-    let mut labels = Texts::from([
+    let mut labels = StringMap::from([
         (keys::CONTROLLER_REVISION_HASH.to_owned(), hash.to_owned()),
         (keys::ROLE_INSTANCE_NAME.to_owned(), instance_name.to_owned()),
         (keys::COMPONENT_NAME.to_owned(), component.name.clone()),
@@ -131,12 +131,12 @@ fn is_legacy(instance: &RoleInstance) -> bool {
         .is_some_and(|annotations| annotations.contains_key(conversion::ORIGIN))
 }
 
-fn legacy_labels(instance: &RoleInstance) -> Texts {
+fn legacy_labels(instance: &RoleInstance) -> StringMap {
     let of = |key| label(instance, key).unwrap_or_default();
     legacy::labels(of(keys::GROUP_NAME), of(keys::ROLE_NAME), of(keys::GROUP_UID))
 }
 
-fn texts(template: &PodTemplate, member: &str) -> Texts {
+fn metadata_map(template: &PodTemplate, member: &str) -> StringMap {
     let map = template.0.get("metadata").and_then(|metadata| metadata.get(member)).and_then(Value::as_object);
     map.into_iter()
         .flatten()
@@ -144,8 +144,8 @@ fn texts(template: &PodTemplate, member: &str) -> Texts {
         .collect()
 }
 
-fn place(template: &mut PodTemplate, placement: &Placement) {
-    let avoid = placement.avoid.iter().map(|key| json!({ "key": key, "operator": "DoesNotExist" }));
+fn apply_node_placement(template: &mut PodTemplate, placement: &NodePlacement) {
+    let avoid = placement.avoided_labels.iter().map(|key| json!({ "key": key, "operator": "DoesNotExist" }));
     let mut must: Vec<Value> = avoid.collect();
     let hosts = json!({ "key": keys::HOSTNAME, "operator": "In", "values": placement.nodes });
     if !placement.nodes.is_empty() && placement.required {

@@ -4,11 +4,11 @@ use rbg_api::v1alpha2::{InstanceComponent, LeaderWorkerPattern, TemplateRef};
 use rbg_api::{PodTemplate, keys, merge};
 use serde_json::{Value, json};
 
-use crate::manifest::Texts;
-use crate::nearness::Foreign;
-use crate::role::{Pattern, Role};
-use crate::workload::{Kept, WorkloadKind};
-use crate::{RenderError, canonical, environment, gang, legacy, nearness, runtime_profile, topology};
+use crate::affinity::ForeignPodKind;
+use crate::manifest::StringMap;
+use crate::role::{RolePattern, RoleRenderer};
+use crate::workload::{PreservedFields, WorkloadKind};
+use crate::{RenderError, affinity, canonical, environment, gang, legacy, runtime_profile, topology};
 
 const VOLUME: &str = "rbg-cluster-config";
 const MOUNT_PATH: &str = "/etc/rbg";
@@ -16,7 +16,7 @@ const FILE: &str = "config.yaml";
 
 /// What a pod gets besides its environment.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Injection {
+pub(crate) struct TemplateInjection {
     /// The discovery file.
     pub(crate) discovery_file: bool,
     /// The containers of the role's runtime profiles.
@@ -27,41 +27,41 @@ pub(crate) struct Injection {
 
 /// The pod templates of one role.
 pub(crate) struct PodTemplates<'r, 'a> {
-    role: &'r Role<'a>,
-    labels: Texts,
+    role: &'r RoleRenderer<'a>,
+    labels: StringMap,
 }
 
-type Label = (&'static str, String);
+type LabelPair = (&'static str, String);
 
 impl<'r, 'a> PodTemplates<'r, 'a> {
     /// Templates whose pods have these labels.
-    pub(crate) fn new(role: &'r Role<'a>, labels: Texts) -> Self {
+    pub(crate) fn new(role: &'r RoleRenderer<'a>, labels: StringMap) -> Self {
         Self { role, labels }
     }
 
     /// The pod of a role whose instances are single pods.
-    pub(crate) fn single(&self, labels: &[Label]) -> Result<PodTemplate, RenderError> {
+    pub(crate) fn single(&self, labels: &[LabelPair]) -> Result<PodTemplate, RenderError> {
         self.render(self.base()?, self.role.injection(), labels)
     }
 
     pub(crate) fn leader(
         &self,
         pattern: &LeaderWorkerPattern,
-        labels: &[Label],
+        labels: &[LabelPair],
     ) -> Result<PodTemplate, RenderError> {
         let template =
-            self.patched(self.base()?, "leaderTemplatePatch", pattern.leader_template_patch.as_ref())?;
-        self.render(template, Injection { leader_worker: true, ..self.role.injection() }, labels)
+            self.apply_patch(self.base()?, "leaderTemplatePatch", pattern.leader_template_patch.as_ref())?;
+        self.render(template, TemplateInjection { leader_worker: true, ..self.role.injection() }, labels)
     }
 
     pub(crate) fn worker(
         &self,
         pattern: &LeaderWorkerPattern,
-        labels: &[Label],
+        labels: &[LabelPair],
     ) -> Result<PodTemplate, RenderError> {
         let template =
-            self.patched(self.base()?, "workerTemplatePatch", pattern.worker_template_patch.as_ref())?;
-        let injection = Injection { leader_worker: true, runtimes: false, ..self.role.injection() };
+            self.apply_patch(self.base()?, "workerTemplatePatch", pattern.worker_template_patch.as_ref())?;
+        let injection = TemplateInjection { leader_worker: true, runtimes: false, ..self.role.injection() };
         self.render(template, injection, labels)
     }
 
@@ -74,38 +74,38 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
     }
 
     /// The pod of a workload that is not ours.
-    pub(crate) fn foreign(&self, kept: &Kept) -> Result<PodTemplate, RenderError> {
-        self.of_others(self.base()?, self.role.injection(), kept, Foreign::Single)
+    pub(crate) fn external_pod(&self, kept: &PreservedFields) -> Result<PodTemplate, RenderError> {
+        self.render_external(self.base()?, self.role.injection(), kept, ForeignPodKind::Single)
     }
 
-    pub(crate) fn foreign_leader(
+    pub(crate) fn external_leader(
         &self,
         pattern: &LeaderWorkerPattern,
-        kept: &Kept,
+        kept: &PreservedFields,
     ) -> Result<PodTemplate, RenderError> {
         let template =
-            self.patched(self.base()?, "leaderTemplatePatch", pattern.leader_template_patch.as_ref())?;
-        self.of_others(template, self.role.injection(), kept, Foreign::Leader)
+            self.apply_patch(self.base()?, "leaderTemplatePatch", pattern.leader_template_patch.as_ref())?;
+        self.render_external(template, self.role.injection(), kept, ForeignPodKind::Leader)
     }
 
-    pub(crate) fn foreign_worker(
+    pub(crate) fn external_worker(
         &self,
         pattern: &LeaderWorkerPattern,
-        kept: &Kept,
+        kept: &PreservedFields,
     ) -> Result<PodTemplate, RenderError> {
         let template =
-            self.patched(self.base()?, "workerTemplatePatch", pattern.worker_template_patch.as_ref())?;
-        let injection = Injection { runtimes: false, ..self.role.injection() };
-        self.of_others(template, injection, kept, Foreign::Worker)
+            self.apply_patch(self.base()?, "workerTemplatePatch", pattern.worker_template_patch.as_ref())?;
+        let injection = TemplateInjection { runtimes: false, ..self.role.injection() };
+        self.render_external(template, injection, kept, ForeignPodKind::Worker)
     }
 
     /// With what our own pods get when they are made.
-    fn of_others(
+    fn render_external(
         &self,
         template: PodTemplate,
-        injection: Injection,
-        kept: &Kept,
-        who: Foreign,
+        injection: TemplateInjection,
+        kept: &PreservedFields,
+        who: ForeignPodKind,
     ) -> Result<PodTemplate, RenderError> {
         let role = self.role;
         let mut template = self.render(template, injection, &[])?;
@@ -114,7 +114,12 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
             legacy::add_environment(&mut template);
         }
         if let Some(topology) = role.topology(kept)? {
-            nearness::draw_foreign(&mut template, &topology, (role.group.name, &role.spec.name), who);
+            affinity::add_external_pod_affinity(
+                &mut template,
+                &topology,
+                (role.group.name, &role.spec.name),
+                who,
+            );
         }
         Ok(template)
     }
@@ -122,18 +127,18 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
     /// The role's template, or its role template with the patch.
     fn base(&self) -> Result<PodTemplate, RenderError> {
         let (template, reference) = match self.role.pattern {
-            Pattern::Standalone(pattern) => (&pattern.template, &pattern.template_ref),
-            Pattern::LeaderWorker(pattern) => (&pattern.template, &pattern.template_ref),
-            Pattern::Custom(_) => (&None, &None),
+            RolePattern::Standalone(pattern) => (&pattern.template, &pattern.template_ref),
+            RolePattern::LeaderWorker(pattern) => (&pattern.template, &pattern.template_ref),
+            RolePattern::Custom(_) => (&None, &None),
         };
         match (reference, template) {
-            (Some(reference), _) => self.referred(reference),
+            (Some(reference), _) => self.resolve_reference(reference),
             (None, Some(template)) => Ok(template.clone()),
             (None, None) => Err(RenderError::NoTemplate(self.role.spec.name.clone())),
         }
     }
 
-    fn referred(&self, reference: &TemplateRef) -> Result<PodTemplate, RenderError> {
+    fn resolve_reference(&self, reference: &TemplateRef) -> Result<PodTemplate, RenderError> {
         let role = &self.role.spec.name;
         let mut templates = self.role.group.object.spec.role_templates.iter();
         let named = templates.find(|template| template.name == reference.name);
@@ -141,10 +146,10 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
             role: role.clone(),
             template: reference.name.clone(),
         })?;
-        self.patched(named.template.clone(), "templateRef.patch", reference.patch.as_ref())
+        self.apply_patch(named.template.clone(), "templateRef.patch", reference.patch.as_ref())
     }
 
-    fn patched(
+    fn apply_patch(
         &self,
         template: PodTemplate,
         name: &'static str,
@@ -160,8 +165,8 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
     fn render(
         &self,
         mut template: PodTemplate,
-        injection: Injection,
-        labels: &[Label],
+        injection: TemplateInjection,
+        labels: &[LabelPair],
     ) -> Result<PodTemplate, RenderError> {
         let role = self.role;
         if injection.discovery_file {
@@ -169,16 +174,17 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
         }
         if injection.runtimes {
             runtime_profile::inject(role, &mut template)?;
-            inject_update_wishes(role, &mut template);
+            inject_update_annotations(role, &mut template);
         }
-        environment::inject(&mut template, environment::of_role(role));
+        environment::inject(&mut template, environment::role_variables(role));
         if injection.leader_worker {
-            environment::inject(&mut template, environment::of_leader_worker(role));
+            environment::inject(&mut template, environment::leader_worker_variables(role));
         }
         topology::inject(role, &mut template);
         gang::inject(role.group, &mut template);
         template.set_labels(&self.labels);
-        let labels: Texts = labels.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
+        let labels: StringMap =
+            labels.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
         template.set_labels(&labels);
         Ok(canonical::pod_template(template))
     }
@@ -186,7 +192,7 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
 
 /// Whoever restarts the pods finds what the role says about it at the pods, unless their template says something else. Of
 /// pulling images first, the group may speak for all of its roles.
-fn inject_update_wishes(role: &Role<'_>, template: &mut PodTemplate) {
+fn inject_update_annotations(role: &RoleRenderer<'_>, template: &mut PodTemplate) {
     if role.kind() != WorkloadKind::RoleInstanceSet {
         return;
     }
@@ -197,7 +203,7 @@ fn inject_update_wishes(role: &Role<'_>, template: &mut PodTemplate) {
         (keys::PRE_PULL, of_group(keys::PRE_PULL)),
         (keys::PRE_PULL_TIMEOUT, of_group(keys::PRE_PULL_TIMEOUT)),
     ];
-    let missing: Texts = said
+    let missing: StringMap = said
         .into_iter()
         .filter(|(key, _)| template.annotation(key).is_none())
         .filter_map(|(key, of_group)| {

@@ -5,9 +5,9 @@ use rbg_api::v1alpha1::Coordination;
 use serde_json::{Value, json};
 
 use crate::manifest::Manifest;
-use crate::{Group, RenderError};
+use crate::{GroupRenderer, RenderError};
 
-pub(crate) fn coordinated(group: Group<'_>) -> Result<Option<Manifest>, RenderError> {
+pub(crate) fn coordinated(group: GroupRenderer<'_>) -> Result<Option<Manifest>, RenderError> {
     let Some(text) = group.annotation(COORDINATION).filter(|text| !text.is_empty()) else { return Ok(None) };
     let rules: Vec<Coordination> =
         serde_json::from_str(text).map_err(|error| RenderError::Coordination(error.to_string()))?;

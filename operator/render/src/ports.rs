@@ -13,37 +13,37 @@ use serde_json::{Value, json};
 
 use crate::RenderError;
 use crate::hash::fnv1a;
-use crate::manifest::Texts;
+use crate::manifest::StringMap;
 use crate::pod;
 
 #[derive(Debug, Default, Deserialize)]
-struct Wanted {
+struct PortAllocatorConfig {
     #[serde(default)]
-    allocations: Vec<Allocation>,
+    allocations: Vec<PortAllocation>,
     #[serde(default)]
-    references: Vec<Reference>,
+    references: Vec<PortReference>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Allocation {
+struct PortAllocation {
     name: String,
     env: String,
     #[serde(default)]
     annotation_key: Option<String>,
     #[serde(default)]
-    scope: Scope,
+    scope: PortScope,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-enum Scope {
+enum PortScope {
     #[default]
     PodScoped,
     RoleScoped,
 }
 
 #[derive(Debug, Deserialize)]
-struct Reference {
+struct PortReference {
     env: String,
     /// `<role>.<component>.<port>`.
     from: String,
@@ -51,7 +51,7 @@ struct Reference {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Discovery {
+struct ComponentDiscovery {
     #[serde(default)]
     address_refs: Vec<AddressRef>,
     #[serde(default)]
@@ -78,18 +78,18 @@ struct PortRef {
 
 /// What a pod gets of this.
 #[derive(Debug, Default)]
-pub(crate) struct Found {
+pub(crate) struct PortInjection {
     pub(crate) variables: Vec<Value>,
-    pub(crate) annotations: Texts,
+    pub(crate) annotations: StringMap,
 }
 
 /// Annotations that a set needs, by component: one per port of scope `RoleScoped`.
 ///
 /// # Errors
 /// [`RenderError::Annotation`].
-pub fn keys_of_set(component: &InstanceComponent) -> Result<Vec<String>, RenderError> {
-    let wanted = wanted(component)?;
-    let shared = wanted.allocations.iter().filter(|allocation| allocation.scope == Scope::RoleScoped);
+pub fn role_scoped_keys(component: &InstanceComponent) -> Result<Vec<String>, RenderError> {
+    let wanted = allocator_config(component)?;
+    let shared = wanted.allocations.iter().filter(|allocation| allocation.scope == PortScope::RoleScoped);
     Ok(shared.map(|allocation| format!("{}.{}", component.name, allocation.name)).collect())
 }
 
@@ -97,13 +97,13 @@ pub fn keys_of_set(component: &InstanceComponent) -> Result<Vec<String>, RenderE
 ///
 /// # Errors
 /// [`RenderError::Annotation`].
-pub fn keys_of_instance(instance: &RoleInstance) -> Result<Vec<String>, RenderError> {
+pub fn pod_scoped_keys(instance: &RoleInstance) -> Result<Vec<String>, RenderError> {
     let mut all = Vec::new();
     for component in &instance.spec.components {
-        let wanted = wanted(component)?;
+        let wanted = allocator_config(component)?;
         for id in 0..component.size() {
             let pod = pod::name(instance, &component.name, id);
-            let own = wanted.allocations.iter().filter(|allocation| allocation.scope == Scope::PodScoped);
+            let own = wanted.allocations.iter().filter(|allocation| allocation.scope == PortScope::PodScoped);
             all.extend(own.map(|allocation| format!("{pod}.{}", allocation.name)));
         }
     }
@@ -113,7 +113,7 @@ pub fn keys_of_instance(instance: &RoleInstance) -> Result<Vec<String>, RenderEr
 /// A port of `range` that is not taken. Where the search begins follows from `key`, so that the same question has the same
 /// answer and different ones spread. `None` if all are taken.
 #[must_use]
-pub fn choose(range: Range<u16>, is_taken: impl Fn(u16) -> bool, key: &str) -> Option<u16> {
+pub fn allocate(range: Range<u16>, is_taken: impl Fn(u16) -> bool, key: &str) -> Option<u16> {
     let count = u32::from(range.end.checked_sub(range.start)?);
     let begin = fnv1a(key.bytes()).checked_rem(count)?;
     let candidates = (begin..count).chain(0..begin).filter_map(|offset| u16::try_from(offset).ok());
@@ -121,13 +121,13 @@ pub fn choose(range: Range<u16>, is_taken: impl Fn(u16) -> bool, key: &str) -> O
 }
 
 /// Environment and annotations of one pod. A port that has not been chosen yet is left out.
-pub(crate) fn of_pod(
+pub(crate) fn pod_injection(
     instance: &RoleInstance,
     component: &InstanceComponent,
     id: i32,
     namespace: &str,
-) -> Result<Found, RenderError> {
-    let mut found = Found::default();
+) -> Result<PortInjection, RenderError> {
+    let mut found = PortInjection::default();
     let chosen = |key: &str| instance.metadata.annotations.as_ref().and_then(|all| all.get(key));
     let of_component = |component: &str, id: i32, port: &str| {
         let of_pod = format!("{}.{port}", pod::name(instance, component, id));
@@ -135,11 +135,11 @@ pub(crate) fn of_pod(
     };
     let mut variable = |env: &str, value: &str| found.variables.push(json!({ "name": env, "value": value }));
 
-    let wanted = wanted(component)?;
+    let wanted = allocator_config(component)?;
     for allocation in &wanted.allocations {
         let port = match allocation.scope {
-            Scope::PodScoped => of_component(&component.name, id, &allocation.name),
-            Scope::RoleScoped => chosen(&format!("{}.{}", component.name, allocation.name)),
+            PortScope::PodScoped => of_component(&component.name, id, &allocation.name),
+            PortScope::RoleScoped => chosen(&format!("{}.{}", component.name, allocation.name)),
         };
         let Some(port) = port else { continue };
         variable(&allocation.env, port);
@@ -161,7 +161,7 @@ pub(crate) fn of_pod(
             variable(&reference.env, port);
         }
     }
-    let discovery: Discovery = annotation(component, keys::COMPONENT_DISCOVERY)?;
+    let discovery: ComponentDiscovery = annotation(component, keys::COMPONENT_DISCOVERY)?;
     for reference in &discovery.port_refs {
         if let Some(port) = of_component(&reference.component, reference.index, &reference.port_name) {
             variable(&reference.env, port);
@@ -177,7 +177,7 @@ pub(crate) fn of_pod(
     Ok(found)
 }
 
-fn wanted(component: &InstanceComponent) -> Result<Wanted, RenderError> {
+fn allocator_config(component: &InstanceComponent) -> Result<PortAllocatorConfig, RenderError> {
     annotation(component, keys::PORT_ALLOCATOR)
 }
 

@@ -5,14 +5,14 @@ use serde_json::{Value, json};
 
 use crate::RenderError;
 use crate::manifest::Manifest;
-use crate::warmup::{Owner, PRELOAD};
+use crate::warmup::{NodePodOwner, PRELOAD};
 
 /// What stands before the digits that tell the pods of an instance apart.
-const INFIX: &str = "-pull-";
+const POD_NAME_INFIX: &str = "-pull-";
 
 /// An image as a container asks for it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Image {
+pub struct ContainerImage {
     /// Its name.
     pub name: String,
     /// `imagePullPolicy`, if the container has one.
@@ -28,7 +28,7 @@ pub struct Image {
 pub fn pod(
     instance: &RoleInstance,
     node: &str,
-    images: &[Image],
+    images: &[ContainerImage],
     secrets: &Value,
 ) -> Result<Manifest, RenderError> {
     let names: Vec<&str> = images.iter().map(|image| image.name.as_str()).collect();
@@ -42,16 +42,16 @@ pub fn pod(
         "containers": images.iter().enumerate().map(container).collect::<Vec<_>>(),
     });
     let metadata = &instance.metadata;
-    let owner = Owner {
+    let owner = NodePodOwner {
         kind: "RoleInstance",
         name: metadata.name.as_deref(),
         namespace: metadata.namespace.as_deref(),
         uid: metadata.uid.as_deref(),
     };
-    owner.pod(node, (INFIX, &names.join("/")), spec)
+    owner.pod(node, (POD_NAME_INFIX, &names.join("/")), spec)
 }
 
-fn container((index, image): (usize, &Image)) -> Value {
+fn container((index, image): (usize, &ContainerImage)) -> Value {
     let little = json!({ "cpu": "50m", "memory": "64Mi" });
     let mut container = json!({
         "name": format!("{PRELOAD}{index}"),
@@ -76,11 +76,11 @@ mod tests {
             "metadata": { "name": "i".repeat(63), "namespace": "n", "uid": "u" }, "spec": { "components": [] } }))
         .unwrap();
         let secrets = json!([{ "name": "s" }]);
-        let image = |name: &str, policy: Option<&str>| Image {
+        let image = |name: &str, policy: Option<&str>| ContainerImage {
             name: name.to_owned(),
             policy: policy.map(str::to_owned),
         };
-        let of = |images: &[Image]| pod(&instance, "node.example.com", images, &secrets).unwrap();
+        let of = |images: &[ContainerImage]| pod(&instance, "node.example.com", images, &secrets).unwrap();
         let made = of(&[image("a:1", None), image("b", Some("Always"))]);
         let spec = &made.0["spec"];
         assert_eq!(spec["nodeName"], "node.example.com");

@@ -7,12 +7,12 @@ use rbg_api::{PodTemplate, keys};
 use serde_json::{Map, Value, json};
 
 use crate::canonical;
-use crate::hash::{fnv1, fnv1a, safe};
-use crate::manifest::{Manifest, Metadata, OwnerRef, Texts};
+use crate::hash::{fnv1, fnv1a, safe_encode};
+use crate::manifest::{Manifest, ManifestMetadata, OwnerRef, StringMap};
 
 /// One state of a spec.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Revision {
+pub struct SpecRevision {
     /// Name of its ControllerRevision.
     pub name: String,
     /// What the name ends in, and what pods are labelled with.
@@ -21,10 +21,10 @@ pub struct Revision {
     pub data: Value,
 }
 
-impl Revision {
+impl SpecRevision {
     /// A RoleInstanceSet's. `template` is `spec.roleInstanceTemplate`; `collisions` counts others with the same hash.
     #[must_use]
-    pub fn of_set(set: &str, template: &Value, collisions: i32) -> Self {
+    pub fn for_set(set: &str, template: &Value, collisions: i32) -> Self {
         let mut template = template.clone();
         if let Value::Object(template) = &mut template {
             template.insert("$patch".to_owned(), "replace".into());
@@ -34,7 +34,7 @@ impl Revision {
 
     /// A RoleInstance's: its components, less their sizes.
     #[must_use]
-    pub fn of_instance(instance: &str, components: &[InstanceComponent], collisions: i32) -> Self {
+    pub fn for_instance(instance: &str, components: &[InstanceComponent], collisions: i32) -> Self {
         let order: Vec<Value> =
             components.iter().map(|component| json!({ "name": component.name })).collect();
         let components: Vec<Value> = components
@@ -55,7 +55,7 @@ impl Revision {
 
     /// A group's: its roles, less their replicas. `number` counts the group's revisions from 1.
     #[must_use]
-    pub fn of_group(group: &str, spec: &RoleBasedGroupSpec, number: i64) -> Self {
+    pub fn for_group(group: &str, spec: &RoleBasedGroupSpec, number: i64) -> Self {
         let replace = json!({ "$patch": "replace" });
         let templates = spec.role_templates.iter().map(|template| {
             let mut kept = to_object(template);
@@ -70,19 +70,19 @@ impl Revision {
         let templates: Vec<Value> = std::iter::once(replace.clone()).chain(templates).collect();
         let roles: Vec<Value> = std::iter::once(replace).chain(roles).collect();
         let data = json!({ "spec": { "roleTemplates": templates, "roles": roles } });
-        let hash = safe(fnv1a(go_json(&data).bytes()));
+        let hash = safe_encode(fnv1a(go_json(&data).bytes()));
         Self { name: format!("{group}-{hash}-{number}"), hash, data }
     }
 
     fn numbered(owner: &str, data: Value, collisions: i32) -> Self {
-        let hash = safe(fnv1(go_json(&data).bytes().chain(collisions.to_string().bytes())));
+        let hash = safe_encode(fnv1(go_json(&data).bytes().chain(collisions.to_string().bytes())));
         Self { name: format!("{owner}-{hash}"), hash, data }
     }
 
     /// Whether a stored revision keeps the same. Its hash may be another: upstream's structures know other fields.
     #[must_use]
     pub fn is_same(&self, stored: &Value) -> bool {
-        comparable(&self.data) == comparable(stored)
+        without_empty_values(&self.data) == without_empty_values(stored)
     }
 
     /// The ControllerRevision.
@@ -90,12 +90,13 @@ impl Revision {
     pub fn manifest(
         &self,
         namespace: &str,
-        labels: Texts,
-        annotations: Texts,
+        labels: StringMap,
+        annotations: StringMap,
         owner: &OwnerRef,
         number: i64,
     ) -> Manifest {
-        let metadata = Metadata { name: &self.name, namespace, labels, annotations, owner: Some(owner) };
+        let metadata =
+            ManifestMetadata { name: &self.name, namespace, labels, annotations, owner: Some(owner) };
         let mut manifest =
             Manifest::new("apps/v1", "ControllerRevision", metadata, json!({ "revision": number }));
         // Not through `Manifest::new`: the nulls in it are part of it.
@@ -105,8 +106,8 @@ impl Revision {
 
     /// Labels of a group's ControllerRevisions.
     #[must_use]
-    pub fn group_labels(&self, group: &str) -> Texts {
-        Texts::from([
+    pub fn group_labels(&self, group: &str) -> StringMap {
+        StringMap::from([
             (keys::GROUP_NAME.to_owned(), group.to_owned()),
             (keys::GROUP_REVISION.to_owned(), self.hash.clone()),
         ])
@@ -123,7 +124,7 @@ pub(crate) fn role_hash(spec: &RoleBasedGroupSpec, role: &RoleSpec) -> String {
     let template = reference
         .and_then(|reference| spec.role_templates.iter().find(|template| template.name == reference.name));
     let template = template.map(|template| go_json(&stored_template(&template.template))).unwrap_or_default();
-    safe(fnv1a(go_json(&Value::Object(kept)).bytes().chain(template.bytes())))
+    safe_encode(fnv1a(go_json(&Value::Object(kept)).bytes().chain(template.bytes())))
 }
 
 /// A role with its templates in their canonical form.
@@ -214,17 +215,18 @@ fn write_text(string: &str, text: &mut String) {
 }
 
 /// The value without what says nothing: nulls, and empty texts, lists and maps.
-fn comparable(value: &Value) -> Option<Value> {
+fn without_empty_values(value: &Value) -> Option<Value> {
     match value {
         Value::Null => None,
         Value::String(text) if text.is_empty() => None,
         Value::Array(items) if items.is_empty() => None,
         // An item's place means something, so it stays even if it says nothing.
         Value::Array(items) => {
-            Some(items.iter().map(|item| comparable(item).unwrap_or(Value::Null)).collect())
+            Some(items.iter().map(|item| without_empty_values(item).unwrap_or(Value::Null)).collect())
         }
         Value::Object(members) => {
-            let members = members.iter().filter_map(|(name, value)| Some((name.clone(), comparable(value)?)));
+            let members =
+                members.iter().filter_map(|(name, value)| Some((name.clone(), without_empty_values(value)?)));
             let members: Map<String, Value> = members.collect();
             (!members.is_empty()).then_some(Value::Object(members))
         }

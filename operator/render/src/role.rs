@@ -7,15 +7,15 @@ use rbg_api::v1alpha2::{
 use rbg_api::{IntOrPercent, conversion};
 use serde_json::json;
 
-use crate::ladder::{Ladder, RoleTopology};
-use crate::manifest::{Manifest, Metadata, OwnerRef, Texts};
-use crate::pod_template::Injection;
-use crate::workload::{Kept, WorkloadKind};
-use crate::{Group, RenderError, RoleNames, legacy, service};
+use crate::group_topology::{GroupTopology, RoleTopology};
+use crate::manifest::{Manifest, ManifestMetadata, OwnerRef, StringMap};
+use crate::pod_template::TemplateInjection;
+use crate::workload::{PreservedFields, WorkloadKind};
+use crate::{GroupRenderer, RenderError, RoleNames, legacy, service};
 
 /// What an instance of a role is made of.
 #[derive(Debug, Clone, Copy)]
-pub enum Pattern<'a> {
+pub enum RolePattern<'a> {
     /// One pod.
     Standalone(&'a StandalonePattern),
     /// A leader and workers.
@@ -38,12 +38,12 @@ pub struct RoleTarget {
 
 /// A role to render.
 #[derive(Debug, Clone)]
-pub struct Role<'a> {
-    pub(crate) group: Group<'a>,
+pub struct RoleRenderer<'a> {
+    pub(crate) group: GroupRenderer<'a>,
     pub(crate) spec: &'a RoleSpec,
     pub(crate) names: RoleNames,
     pub(crate) kind: WorkloadKind,
-    pub(crate) pattern: Pattern<'a>,
+    pub(crate) pattern: RolePattern<'a>,
 }
 
 impl RoleTarget {
@@ -54,23 +54,23 @@ impl RoleTarget {
     }
 }
 
-impl<'a> Role<'a> {
+impl<'a> RoleRenderer<'a> {
     /// A role whose objects have these names.
     ///
     /// # Errors
     /// [`RenderError::UnknownWorkload`], [`RenderError::NoPattern`], [`RenderError::PatternOfWorkload`].
-    pub fn new(group: Group<'a>, spec: &'a RoleSpec, names: RoleNames) -> Result<Self, RenderError> {
-        let kind = WorkloadKind::of(spec)?;
+    pub fn new(group: GroupRenderer<'a>, spec: &'a RoleSpec, names: RoleNames) -> Result<Self, RenderError> {
+        let kind = WorkloadKind::from_role(spec)?;
         let pattern = if let Some(pattern) = &spec.leader_worker_pattern {
-            Pattern::LeaderWorker(pattern)
+            RolePattern::LeaderWorker(pattern)
         } else if let Some(pattern) = &spec.custom_components_pattern {
-            Pattern::Custom(pattern)
+            RolePattern::Custom(pattern)
         } else if let Some(pattern) = &spec.standalone_pattern {
-            Pattern::Standalone(pattern)
+            RolePattern::Standalone(pattern)
         } else {
             return Err(RenderError::NoPattern(spec.name.clone()));
         };
-        if matches!(pattern, Pattern::Custom(_)) && kind != WorkloadKind::RoleInstanceSet {
+        if matches!(pattern, RolePattern::Custom(_)) && kind != WorkloadKind::RoleInstanceSet {
             return Err(RenderError::PatternOfWorkload {
                 role: spec.name.clone(),
                 kind: kind.kind(),
@@ -88,7 +88,7 @@ impl<'a> Role<'a> {
 
     /// What an instance is made of.
     #[must_use]
-    pub fn pattern(&self) -> Pattern<'a> {
+    pub fn pattern(&self) -> RolePattern<'a> {
         self.pattern
     }
 
@@ -118,12 +118,12 @@ impl<'a> Role<'a> {
     #[must_use]
     pub fn instance_size(&self) -> i32 {
         match self.pattern {
-            Pattern::Standalone(_) => 1,
-            Pattern::LeaderWorker(pattern) if self.runs_leader_and_workers() => {
+            RolePattern::Standalone(_) => 1,
+            RolePattern::LeaderWorker(pattern) if self.runs_leader_and_workers() => {
                 pattern.size.unwrap_or(1).max(1)
             }
-            Pattern::LeaderWorker(_) => 1,
-            Pattern::Custom(pattern) => pattern.components.iter().map(|component| component.size()).sum(),
+            RolePattern::LeaderWorker(_) => 1,
+            RolePattern::Custom(pattern) => pattern.components.iter().map(|component| component.size()).sum(),
         }
     }
 
@@ -143,7 +143,7 @@ impl<'a> Role<'a> {
     ///
     /// # Errors
     /// See [`RenderError`].
-    pub fn workload(&self, target: &RoleTarget, kept: &Kept) -> Result<Manifest, RenderError> {
+    pub fn workload(&self, target: &RoleTarget, kept: &PreservedFields) -> Result<Manifest, RenderError> {
         let spec = match self.kind {
             WorkloadKind::RoleInstanceSet => self.role_instance_set(target)?,
             WorkloadKind::StatefulSet => self.stateful_set(target, kept)?,
@@ -151,7 +151,7 @@ impl<'a> Role<'a> {
             WorkloadKind::LeaderWorkerSet => self.leader_worker_set(target, kept)?,
         };
         let owner = self.group.owner(true);
-        let metadata = Metadata {
+        let metadata = ManifestMetadata {
             name: &self.names.workload,
             namespace: self.group.namespace,
             labels: self.workload_labels(kept),
@@ -178,7 +178,7 @@ impl<'a> Role<'a> {
     #[must_use]
     pub fn serves_leaders_only(&self) -> bool {
         match self.pattern {
-            Pattern::LeaderWorker(pattern) if self.kind == WorkloadKind::RoleInstanceSet => {
+            RolePattern::LeaderWorker(pattern) if self.kind == WorkloadKind::RoleInstanceSet => {
                 pattern.shared_service_selection.as_deref() != Some("All")
             }
             _ => false,
@@ -197,8 +197,8 @@ impl<'a> Role<'a> {
     }
 
     /// Labels by which all that belongs to the role is found. They are part of selectors and never change.
-    pub(crate) fn selector(&self) -> Texts {
-        Texts::from([
+    pub(crate) fn selector(&self) -> StringMap {
+        StringMap::from([
             (keys::GROUP_NAME.to_owned(), self.group.name.to_owned()),
             (keys::GROUP_UID.to_owned(), self.group.unique_key()),
             (keys::ROLE_NAME.to_owned(), self.spec.name.clone()),
@@ -206,22 +206,22 @@ impl<'a> Role<'a> {
     }
 
     /// The role's annotations and its size, as its service has them.
-    pub(crate) fn annotations(&self, target: &RoleTarget) -> Texts {
+    pub(crate) fn annotations(&self, target: &RoleTarget) -> StringMap {
         let mut annotations = self.spec.annotations.clone();
         annotations.remove(keys::ROLE_WORKLOAD_TYPE);
         annotations.insert(keys::ROLE_SIZE.to_owned(), target.replicas.to_string());
         annotations
     }
 
-    fn workload_labels(&self, kept: &Kept) -> Texts {
+    fn workload_labels(&self, kept: &PreservedFields) -> StringMap {
         let mut labels = self.spec.labels.clone();
         labels.extend(kept.selector.clone().unwrap_or_else(|| self.selector()));
         labels.insert(self.revision_label(), self.revision());
         if self.kind == WorkloadKind::RoleInstanceSet {
             let role_type = match self.pattern {
-                Pattern::Standalone(_) => "PodTemplate",
-                Pattern::LeaderWorker(_) => "LeaderWorkerSet",
-                Pattern::Custom(_) => "Components",
+                RolePattern::Standalone(_) => "PodTemplate",
+                RolePattern::LeaderWorker(_) => "LeaderWorkerSet",
+                RolePattern::Custom(_) => "Components",
             };
             labels.insert(keys::ROLE_TYPE.to_owned(), role_type.to_owned());
             if self.spec.annotations.get(keys::INPLACE_SCHEDULING).is_some_and(|value| !value.is_empty()) {
@@ -231,7 +231,11 @@ impl<'a> Role<'a> {
         labels
     }
 
-    fn workload_annotations(&self, target: &RoleTarget, kept: &Kept) -> Result<Texts, RenderError> {
+    fn workload_annotations(
+        &self,
+        target: &RoleTarget,
+        kept: &PreservedFields,
+    ) -> Result<StringMap, RenderError> {
         let mut annotations = self.spec.annotations.clone();
         annotations.insert(keys::ROLE_SIZE.to_owned(), target.replicas.to_string());
         if let Some(topology) = self.topology(kept)? {
@@ -256,13 +260,14 @@ impl<'a> Role<'a> {
     }
 
     /// What the role's pods are told of nearness.
-    pub(crate) fn topology(&self, kept: &Kept) -> Result<Option<RoleTopology>, RenderError> {
+    pub(crate) fn topology(&self, kept: &PreservedFields) -> Result<Option<RoleTopology>, RenderError> {
         match &kept.topology {
             Some(kept) if kept.is_empty() => Ok(None),
             Some(kept) => RoleTopology::parse(kept).map(Some),
             None => {
                 let group = self.group.object;
-                Ok(Ladder::of(group)?.map(|ladder| ladder.role(&self.spec.name, &group.spec.roles)))
+                Ok(GroupTopology::from_group(group)?
+                    .map(|ladder| ladder.role(&self.spec.name, &group.spec.roles)))
             }
         }
     }
@@ -277,17 +282,17 @@ impl<'a> Role<'a> {
         self.rolling_update()?.in_place_update_strategy.as_ref()?.grace_period_seconds
     }
 
-    pub(crate) fn is_legacy(&self, kept: &Kept) -> bool {
+    pub(crate) fn is_legacy(&self, kept: &PreservedFields) -> bool {
         kept.legacy.unwrap_or_else(|| self.group.is_legacy())
     }
 
     /// What pods that others make get of v1alpha1.
-    pub(crate) fn legacy_labels(&self) -> Texts {
+    pub(crate) fn legacy_labels(&self) -> StringMap {
         legacy::labels(self.group.name, &self.spec.name, &self.group.unique_key())
     }
 
-    pub(crate) fn injection(&self) -> Injection {
-        Injection { discovery_file: self.is_ordered(), runtimes: true, leader_worker: false }
+    pub(crate) fn injection(&self) -> TemplateInjection {
+        TemplateInjection { discovery_file: self.is_ordered(), runtimes: true, leader_worker: false }
     }
 
     /// The role's workload as an owner.

@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use crate::RenderError;
 use crate::environment::name;
-use crate::role::Role;
+use crate::role::RoleRenderer;
 
 /// Adds what the pod has not by name already, then what the role wants to add to it.
-pub(crate) fn inject(role: &Role<'_>, template: &mut PodTemplate) -> Result<(), RenderError> {
+pub(crate) fn inject(role: &RoleRenderer<'_>, template: &mut PodTemplate) -> Result<(), RenderError> {
     for runtime in &role.spec.engine_runtimes {
         let profile = role.group.profiles.get(&runtime.profile_name);
         let profile = profile.ok_or_else(|| RenderError::UnknownProfile {

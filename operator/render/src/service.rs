@@ -3,15 +3,15 @@
 use rbg_api::keys;
 use serde_json::json;
 
-use crate::manifest::{Manifest, Metadata, Texts};
-use crate::role::{Role, RoleTarget};
+use crate::manifest::{Manifest, ManifestMetadata, StringMap};
+use crate::role::{RoleRenderer, RoleTarget};
 use crate::workload::WorkloadKind;
 
-pub(crate) fn headless(role: &Role<'_>, target: &RoleTarget, workload_uid: &str) -> Option<Manifest> {
+pub(crate) fn headless(role: &RoleRenderer<'_>, target: &RoleTarget, workload_uid: &str) -> Option<Manifest> {
     if !matches!(role.kind, WorkloadKind::RoleInstanceSet | WorkloadKind::StatefulSet) {
         return None;
     }
-    let mut selector = Texts::from([
+    let mut selector = StringMap::from([
         (keys::GROUP_NAME.to_owned(), role.group.name.to_owned()),
         (keys::ROLE_NAME.to_owned(), role.spec.name.clone()),
     ]);
@@ -19,7 +19,7 @@ pub(crate) fn headless(role: &Role<'_>, target: &RoleTarget, workload_uid: &str)
         selector.insert(keys::COMPONENT_NAME.to_owned(), "leader".to_owned());
     }
     let owner = role.workload_owner(workload_uid);
-    let metadata = Metadata {
+    let metadata = ManifestMetadata {
         name: &role.names.service,
         namespace: role.group.namespace,
         labels: role.selector(),
@@ -36,17 +36,17 @@ pub(crate) fn headless(role: &Role<'_>, target: &RoleTarget, workload_uid: &str)
     Some(Manifest::new("v1", "Service", metadata, json!({ "spec": spec })))
 }
 
-pub(crate) fn scaling_adapter(role: &Role<'_>) -> Option<Manifest> {
+pub(crate) fn scaling_adapter(role: &RoleRenderer<'_>) -> Option<Manifest> {
     let adapter = role.spec.scaling_adapter.as_ref().filter(|adapter| adapter.enable)?;
     let owner = role.group.owner(false);
     let mut labels = adapter.labels.clone();
     labels.insert(keys::GROUP_NAME.to_owned(), role.group.name.to_owned());
     labels.insert(keys::ROLE_NAME.to_owned(), role.spec.name.clone());
-    let metadata = Metadata {
+    let metadata = ManifestMetadata {
         name: &role.names.workload,
         namespace: role.group.namespace,
         labels,
-        annotations: Texts::new(),
+        annotations: StringMap::new(),
         owner: Some(&owner),
     };
     // No replicas: they are the autoscaler's to write.

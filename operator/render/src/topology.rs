@@ -4,12 +4,12 @@ use rbg_api::template::{member_list, member_object};
 use rbg_api::{PodTemplate, keys};
 use serde_json::{Map, Value, json};
 
-use crate::manifest::Texts;
-use crate::role::Role;
+use crate::manifest::StringMap;
+use crate::role::RoleRenderer;
 
 /// Affinity to the group's own pods and against those of others that want a domain for themselves, and the label that both
 /// go by.
-pub(crate) fn inject(role: &Role<'_>, template: &mut PodTemplate) {
+pub(crate) fn inject(role: &RoleRenderer<'_>, template: &mut PodTemplate) {
     let Some(topology) = role.group.exclusive_topology() else { return };
     let opt_out = [keys::ROLE_DISABLE_EXCLUSIVE, keys::legacy::DISABLE_EXCLUSIVE_TOPOLOGY];
     if opt_out.iter().any(|key| template.annotation(key).is_some_and(|value| !value.is_empty())) {
@@ -17,10 +17,10 @@ pub(crate) fn inject(role: &Role<'_>, template: &mut PodTemplate) {
     }
     let unique = role.group.unique_key();
     let own = [(keys::GROUP_EXCLUSIVE_TOPOLOGY.to_owned(), topology.to_owned())];
-    template.set_annotations(&Texts::from(own));
-    template.set_labels(&Texts::from([(keys::GROUP_UNIQUE_HASH.to_owned(), unique.clone())]));
+    template.set_annotations(&StringMap::from(own));
+    template.set_labels(&StringMap::from([(keys::GROUP_UNIQUE_HASH.to_owned(), unique.clone())]));
     let affinity = member_object(template.spec_mut(), "affinity");
-    require(
+    require_affinity(
         affinity,
         "podAffinity",
         topology,
@@ -30,10 +30,10 @@ pub(crate) fn inject(role: &Role<'_>, template: &mut PodTemplate) {
         { "key": keys::GROUP_UNIQUE_HASH, "operator": "Exists" },
         { "key": keys::GROUP_UNIQUE_HASH, "operator": "NotIn", "values": [unique] },
     ]);
-    require(affinity, "podAntiAffinity", topology, others);
+    require_affinity(affinity, "podAntiAffinity", topology, others);
 }
 
-fn require(affinity: &mut Map<String, Value>, kind: &str, topology: &str, expressions: Value) {
+fn require_affinity(affinity: &mut Map<String, Value>, kind: &str, topology: &str, expressions: Value) {
     let terms = member_list(member_object(affinity, kind), "requiredDuringSchedulingIgnoredDuringExecution");
     let term = json!({ "labelSelector": { "matchExpressions": expressions }, "topologyKey": topology });
     if !terms.contains(&term) {

@@ -5,19 +5,19 @@ use rbg_api::{conversion, keys};
 use serde_json::{Value, json};
 
 use crate::hash::sha1_hex;
-use crate::manifest::{Manifest, Metadata, OwnerRef, Texts};
-use crate::names::{fitting, fitting_within};
+use crate::manifest::{Manifest, ManifestMetadata, OwnerRef, StringMap};
+use crate::names::{truncate_with_hash, truncate_with_hash_to};
 use crate::{RenderError, names};
 
 /// How names of containers begin that are only there for their image.
 pub const PRELOAD: &str = "image-preload-";
 /// Digits that tell the pods of an owner apart.
-const DIGITS: usize = 10;
+const NAME_HASH_DIGITS: usize = 10;
 
 /// The node as pods' labels name it: names of nodes may be longer than labels.
 #[must_use]
 pub fn node_label(node: &str) -> String {
-    fitting(node)
+    truncate_with_hash(node)
 }
 
 /// A pod of a warmup for a node, which `hostname` binds it to. Its name follows from the node and from `after`, the UID of
@@ -40,7 +40,7 @@ pub fn pod(
         "volumes": volumes(actions).0,
     });
     let metadata = &warmup.metadata;
-    let owner = Owner {
+    let owner = NodePodOwner {
         kind: "RoleBasedGroupWarmup",
         name: metadata.name.as_deref(),
         namespace: metadata.namespace.as_deref(),
@@ -50,14 +50,14 @@ pub fn pod(
 }
 
 /// Whose pod it is that brings something to a node.
-pub(crate) struct Owner<'a> {
+pub(crate) struct NodePodOwner<'a> {
     pub(crate) kind: &'static str,
     pub(crate) name: Option<&'a str>,
     pub(crate) namespace: Option<&'a str>,
     pub(crate) uid: Option<&'a str>,
 }
 
-impl Owner<'_> {
+impl NodePodOwner<'_> {
     /// Such a pod. Its name has the infix, and digits that follow from the owner, the node and what else tells it from others.
     pub(crate) fn pod(
         self,
@@ -69,22 +69,27 @@ impl Owner<'_> {
         let namespace = self.namespace.ok_or(RenderError::NoMetadata("namespace"))?;
         let uid = self.uid.ok_or(RenderError::NoMetadata("uid"))?;
         let digits = sha1_hex(&format!("{uid}/{node}/{what}"));
-        let front = fitting_within(own_name, names::MAX_NAME - infix.len() - DIGITS);
-        let name = format!("{front}{infix}{}", digits.get(..DIGITS).unwrap_or_default());
-        let labels = Texts::from([
-            (keys::WARMUP_NAME.to_owned(), fitting(own_name)),
+        let front = truncate_with_hash_to(own_name, names::MAX_NAME - infix.len() - NAME_HASH_DIGITS);
+        let name = format!("{front}{infix}{}", digits.get(..NAME_HASH_DIGITS).unwrap_or_default());
+        let labels = StringMap::from([
+            (keys::WARMUP_NAME.to_owned(), truncate_with_hash(own_name)),
             (keys::WARMUP_UID.to_owned(), uid.to_owned()),
             (keys::WARMUP_NODE.to_owned(), node_label(node)),
         ]);
         let owner = OwnerRef {
-            api_version: conversion::Version::V1alpha2.api_version().to_owned(),
+            api_version: conversion::ApiVersion::V1alpha2.api_version().to_owned(),
             kind: self.kind.to_owned(),
             name: own_name.to_owned(),
             uid: uid.to_owned(),
             controller: true,
         };
-        let metadata =
-            Metadata { name: &name, namespace, labels, annotations: Texts::new(), owner: Some(&owner) };
+        let metadata = ManifestMetadata {
+            name: &name,
+            namespace,
+            labels,
+            annotations: StringMap::new(),
+            owner: Some(&owner),
+        };
         Ok(Manifest::new("v1", "Pod", metadata, json!({ "spec": spec })))
     }
 }

@@ -4,7 +4,7 @@ use rbg_api::keys;
 use rbg_api::v1alpha2::RoleSpec;
 
 use crate::RenderError;
-use crate::manifest::Texts;
+use crate::manifest::StringMap;
 
 /// What runs a role's instances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +24,7 @@ impl WorkloadKind {
     ///
     /// # Errors
     /// [`RenderError::UnknownWorkload`].
-    pub fn of(role: &RoleSpec) -> Result<Self, RenderError> {
+    pub fn from_role(role: &RoleSpec) -> Result<Self, RenderError> {
         let Some(asked) = role.annotations.get(keys::ROLE_WORKLOAD_TYPE).filter(|asked| !asked.is_empty())
         else {
             return Ok(Self::RoleInstanceSet);
@@ -64,9 +64,9 @@ impl WorkloadKind {
 
 /// What stays as it is of a workload that exists.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct PreservedFields {
     /// Its selector, which cannot be changed. Only StatefulSets and Deployments.
-    pub selector: Option<Texts>,
+    pub selector: Option<StringMap>,
     /// Whether its template has the labels and environment names of v1alpha1. Adding them would restart pods that do well
     /// without. Only StatefulSets, Deployments and LeaderWorkerSets: our own pods get them when they are made.
     pub legacy: Option<bool>,

@@ -1,15 +1,15 @@
 //! The spec of a role's workload, for each kind of workload.
 
 use rbg_api::v1alpha2::{RestartPolicy, RestartPolicyConfig, RollingUpdate};
-use rbg_api::{IntOrPercent, Round, keys};
+use rbg_api::{IntOrPercent, RoundingMode, keys};
 use serde_json::{Value, json};
 
 use crate::RenderError;
 use crate::pod_template::PodTemplates;
-use crate::role::{Pattern, Role, RoleTarget};
-use crate::workload::Kept;
+use crate::role::{RolePattern, RoleRenderer, RoleTarget};
+use crate::workload::PreservedFields;
 
-impl Role<'_> {
+impl RoleRenderer<'_> {
     pub(crate) fn role_instance_set(&self, target: &RoleTarget) -> Result<Value, RenderError> {
         Ok(json!({
             "selector": { "matchLabels": self.selector() },
@@ -38,7 +38,7 @@ impl Role<'_> {
             target.max_unavailable.clone().or_else(|| of_role(|rolling| &rolling.max_unavailable));
         let unavailable = unavailable.unwrap_or(IntOrPercent::Int(1));
         let surge = of_role(|rolling| &rolling.max_surge).unwrap_or(IntOrPercent::Int(0));
-        if never_moves(&unavailable) && never_moves(&surge) {
+        if is_zero_bound(&unavailable) && is_zero_bound(&surge) {
             return Err(RenderError::NoProgress(self.spec.name.clone()));
         }
         let partition = target.partition.clone().or_else(|| of_role(|rolling| &rolling.partition));
@@ -54,13 +54,13 @@ impl Role<'_> {
 
     fn restart_policy(&self) -> RestartPolicyConfig {
         match self.pattern {
-            Pattern::Standalone(_) => RestartPolicyConfig::resolve(None, None, RestartPolicy::None),
-            Pattern::LeaderWorker(pattern) => RestartPolicyConfig::resolve(
+            RolePattern::Standalone(_) => RestartPolicyConfig::resolve(None, None, RestartPolicy::None),
+            RolePattern::LeaderWorker(pattern) => RestartPolicyConfig::resolve(
                 pattern.restart_policy_config.as_ref(),
                 pattern.restart_policy.as_deref(),
                 RestartPolicy::Recreate,
             ),
-            Pattern::Custom(pattern) => RestartPolicyConfig::resolve(
+            RolePattern::Custom(pattern) => RestartPolicyConfig::resolve(
                 pattern.restart_policy_config.as_ref(),
                 pattern.restart_policy.as_deref(),
                 RestartPolicy::Recreate,
@@ -72,11 +72,11 @@ impl Role<'_> {
         let templates = PodTemplates::new(self, self.selector());
         let service = &self.names.service;
         let components = match self.pattern {
-            Pattern::Standalone(_) => {
+            RolePattern::Standalone(_) => {
                 let template = templates.single(&[(keys::COMPONENT_SIZE, "1".to_owned())])?;
                 json!([{ "name": self.spec.name, "size": 1, "serviceName": service, "template": template }])
             }
-            Pattern::LeaderWorker(pattern) => {
+            RolePattern::LeaderWorker(pattern) => {
                 let size = pattern.size.unwrap_or(1).max(1);
                 let labels = |name: &str| {
                     [(keys::COMPONENT_NAME, name.to_owned()), (keys::COMPONENT_SIZE, size.to_string())]
@@ -89,7 +89,7 @@ impl Role<'_> {
                     { "name": "worker", "size": size - 1, "serviceName": of_worker, "template": worker },
                 ])
             }
-            Pattern::Custom(pattern) => {
+            RolePattern::Custom(pattern) => {
                 let components = pattern.components.iter().map(|component| {
                     let own = component.service_name.as_ref().filter(|name| !name.is_empty());
                     Ok(json!({
@@ -107,9 +107,13 @@ impl Role<'_> {
         Ok(json!({ "restartPolicyConfig": self.restart_policy(), "components": components }))
     }
 
-    pub(crate) fn stateful_set(&self, target: &RoleTarget, kept: &Kept) -> Result<Value, RenderError> {
+    pub(crate) fn stateful_set(
+        &self,
+        target: &RoleTarget,
+        kept: &PreservedFields,
+    ) -> Result<Value, RenderError> {
         let selector = kept.selector.clone().unwrap_or_else(|| self.selector());
-        let template = PodTemplates::new(self, selector.clone()).foreign(kept)?;
+        let template = PodTemplates::new(self, selector.clone()).external_pod(kept)?;
         Ok(json!({
             "serviceName": self.names.service,
             "replicas": target.replicas,
@@ -119,14 +123,18 @@ impl Role<'_> {
             "template": template,
             "updateStrategy": {
                 "type": "RollingUpdate",
-                "rollingUpdate": { "partition": whole(target.partition.as_ref(), target.replicas).unwrap_or(0) },
+                "rollingUpdate": { "partition": resolve_count(target.partition.as_ref(), target.replicas).unwrap_or(0) },
             },
         }))
     }
 
-    pub(crate) fn deployment(&self, target: &RoleTarget, kept: &Kept) -> Result<Value, RenderError> {
+    pub(crate) fn deployment(
+        &self,
+        target: &RoleTarget,
+        kept: &PreservedFields,
+    ) -> Result<Value, RenderError> {
         let selector = kept.selector.clone().unwrap_or_else(|| self.selector());
-        let template = PodTemplates::new(self, selector.clone()).foreign(kept)?;
+        let template = PodTemplates::new(self, selector.clone()).external_pod(kept)?;
         let rolling = self.rolling_update();
         let strategy = rolling.map(|rolling| {
             let bounds = json!({
@@ -144,14 +152,18 @@ impl Role<'_> {
         }))
     }
 
-    pub(crate) fn leader_worker_set(&self, target: &RoleTarget, kept: &Kept) -> Result<Value, RenderError> {
+    pub(crate) fn leader_worker_set(
+        &self,
+        target: &RoleTarget,
+        kept: &PreservedFields,
+    ) -> Result<Value, RenderError> {
         let templates = PodTemplates::new(self, self.selector());
         let (size, leader, worker) = match self.pattern {
-            Pattern::LeaderWorker(pattern) => {
-                let leader = templates.foreign_leader(pattern, kept)?;
-                (pattern.size.unwrap_or(1), Some(leader), templates.foreign_worker(pattern, kept)?)
+            RolePattern::LeaderWorker(pattern) => {
+                let leader = templates.external_leader(pattern, kept)?;
+                (pattern.size.unwrap_or(1), Some(leader), templates.external_worker(pattern, kept)?)
             }
-            _ => (1, None, templates.foreign(kept)?),
+            _ => (1, None, templates.external_pod(kept)?),
         };
         let policy = self.restart_policy().kind;
         let policy = match policy.as_deref().and_then(RestartPolicy::parse) {
@@ -162,7 +174,7 @@ impl Role<'_> {
         let partition =
             target.partition.as_ref().or_else(|| rolling.and_then(|rolling| rolling.partition.as_ref()));
         let bounds = json!({
-            "partition": whole(partition, target.replicas),
+            "partition": resolve_count(partition, target.replicas),
             "maxUnavailable": target
                 .max_unavailable
                 .as_ref()
@@ -191,11 +203,11 @@ impl Role<'_> {
 }
 
 /// A number of instances, for kinds that take no percentage.
-fn whole(bound: Option<&IntOrPercent>, replicas: i32) -> Option<i32> {
-    bound.and_then(|bound| bound.of(replicas, Round::Up))
+fn resolve_count(bound: Option<&IntOrPercent>, replicas: i32) -> Option<i32> {
+    bound.and_then(|bound| bound.of(replicas, RoundingMode::Up))
 }
 
-fn never_moves(bound: &IntOrPercent) -> bool {
+fn is_zero_bound(bound: &IntOrPercent) -> bool {
     match bound {
         IntOrPercent::Int(count) => *count <= 0,
         IntOrPercent::Text(_) => bound.percent().is_some_and(|percent| percent <= 0),

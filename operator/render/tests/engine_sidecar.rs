@@ -1,7 +1,7 @@
 //! The profile of `operator/manifests/engine-sidecar.yaml`, as it is rendered into a role's pods.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
-use moongate_render::{GangScheduler, Group, Kept, Profiles, RoleTarget};
+use moongate_render::{GangScheduler, GroupRenderer, PreservedFields, RoleTarget, RuntimeProfiles};
 use rbg_api::v1alpha2::{ClusterEngineRuntimeProfile, RoleBasedGroup};
 use serde_json::{Value, json};
 
@@ -27,10 +27,11 @@ fn the_sidecar_stands_beside_the_engine_and_knows_pod_and_group() {
         }] },
     }))
     .unwrap();
-    let profiles = Profiles::from([(name.clone(), profile.spec)]);
-    let group = Group::new(&object, &profiles, GangScheduler::default()).unwrap();
+    let profiles = RuntimeProfiles::from([(name.clone(), profile.spec)]);
+    let group = GroupRenderer::new(&object, &profiles, GangScheduler::default()).unwrap();
     let role = &object.spec.roles[0];
-    let workload = group.role(role).unwrap().workload(&RoleTarget::of(role), &Kept::default()).unwrap();
+    let workload =
+        group.role(role).unwrap().workload(&RoleTarget::of(role), &PreservedFields::default()).unwrap();
     let workload = Value::Object(workload.0);
     let spec = workload.pointer("/spec/roleInstanceTemplate/components/0/template/spec").unwrap();
 

@@ -5,8 +5,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use moongate_render::revision::Revision;
-use moongate_render::{GangScheduler, Group, Kept, Manifest, Profiles, Role, RoleTarget, instance, pod};
+use moongate_render::revision::SpecRevision;
+use moongate_render::{
+    GangScheduler, GroupRenderer, Manifest, PreservedFields, RoleRenderer, RoleTarget, RuntimeProfiles,
+    instance, pod,
+};
 use rbg_api::keys;
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleInstance, RoleInstanceSet};
 use serde_json::Value;
@@ -32,15 +35,15 @@ fn named<'a>(objects: &'a [Value], name: &str) -> &'a Value {
     found.next().unwrap_or_else(|| panic!("{name} was not recorded"))
 }
 
-fn with_roles(group: &str, mut check: impl FnMut(&Role<'_>)) {
-    let (object, profiles) = (the_group(group), Profiles::new());
-    let group = Group::new(&object, &profiles, GangScheduler::default()).unwrap();
+fn with_roles(group: &str, mut check: impl FnMut(&RoleRenderer<'_>)) {
+    let (object, profiles) = (the_group(group), RuntimeProfiles::new());
+    let group = GroupRenderer::new(&object, &profiles, GangScheduler::default()).unwrap();
     for role in &object.spec.roles {
         check(&group.role(role).unwrap());
     }
 }
 
-fn target(role: &Role<'_>) -> RoleTarget {
+fn target(role: &RoleRenderer<'_>) -> RoleTarget {
     RoleTarget { replicas: role.replicas(), partition: None, max_unavailable: None }
 }
 
@@ -55,7 +58,7 @@ fn without_role_revision(mut manifest: Manifest) -> Manifest {
 fn assert_in(manifest: &Manifest, live: &Value) {
     let ours = Value::Object(manifest.0.clone());
     assert!(
-        manifest.is_in(live),
+        manifest.is_subset_of(live),
         "rendered:\n{}\nrecorded:\n{}",
         serde_saphyr::to_string(&ours).unwrap(),
         serde_saphyr::to_string(live).unwrap()
@@ -77,7 +80,7 @@ fn role_instance_sets_have_upstreams_spec_to_the_letter() {
     for group in &GROUPS[1..] {
         let live = recorded(group, "roleinstancesets");
         with_roles(group, |role| {
-            let manifest = role.workload(&target(role), &Kept::default()).unwrap();
+            let manifest = role.workload(&target(role), &PreservedFields::default()).unwrap();
             let live = named(&live, manifest.name());
             assert_eq!(manifest.0["spec"], live["spec"]);
             assert_in(&without_role_revision(manifest), live);
@@ -91,7 +94,7 @@ fn role_instance_sets_have_upstreams_spec_to_the_letter() {
 fn an_instance_set_role_of_v1alpha1_is_stateless_as_it_asks() {
     with_roles("v1alpha1-ris", |role| {
         if role.kind() == moongate_render::WorkloadKind::RoleInstanceSet {
-            let manifest = role.workload(&target(role), &Kept::default()).unwrap();
+            let manifest = role.workload(&target(role), &PreservedFields::default()).unwrap();
             let live = &recorded("v1alpha1-ris", "roleinstancesets")[0];
             assert_eq!(manifest.name(), live["metadata"]["name"]);
             assert_eq!(
@@ -111,7 +114,7 @@ fn stateful_sets_are_found_as_they_would_be_written() {
     let mut compared = 0;
     with_roles("v1alpha1-ris", |role| {
         if role.kind() == moongate_render::WorkloadKind::StatefulSet {
-            let kept = Kept { legacy: Some(false), ..Kept::default() };
+            let kept = PreservedFields { legacy: Some(false), ..PreservedFields::default() };
             let manifest = role.workload(&target(role), &kept).unwrap();
             let live = typed(named(&live, manifest.name()), &manifest);
             assert_in(&without_role_revision(manifest), &live);
@@ -139,8 +142,8 @@ fn services_are_found_as_they_would_be_written() {
 #[test]
 fn the_discovery_file_is_upstreams_but_for_what_is_wrong_in_it() {
     let text = |group: &str| {
-        let (object, profiles) = (the_group(group), Profiles::new());
-        let group = Group::new(&object, &profiles, GangScheduler::default()).unwrap();
+        let (object, profiles) = (the_group(group), RuntimeProfiles::new());
+        let group = GroupRenderer::new(&object, &profiles, GangScheduler::default()).unwrap();
         let manifest = group.config_map(&BTreeMap::new(), &BTreeMap::new()).unwrap().unwrap();
         manifest.0["data"]["config.yaml"].as_str().unwrap().to_owned()
     };
@@ -214,7 +217,7 @@ fn pods_are_found_as_they_would_be_made() {
             for component in &instance.spec.components {
                 for id in 0..component.size() {
                     let manifest =
-                        pod::pod(&instance, component, id, &hash, &pod::Placement::default()).unwrap();
+                        pod::pod(&instance, component, id, &hash, &pod::NodePlacement::default()).unwrap();
                     let mut live = typed(named(&live, manifest.name()), &manifest);
                     // Wrong in what was recorded: all have the last ordinal.
                     for key in [keys::ROLE_INSTANCE_INDEX, keys::POD_NAME] {
@@ -237,18 +240,18 @@ fn revisions_have_upstreams_names() {
         let revisions = recorded(group, "controllerrevisions");
         let live = |name: &str| named(&revisions, name)["data"].clone();
         let object = the_group(group);
-        let revision = Revision::of_group(object.metadata.name.as_deref().unwrap(), &object.spec, 1);
+        let revision = SpecRevision::for_group(object.metadata.name.as_deref().unwrap(), &object.spec, 1);
         assert!(revision.is_same(&live(&revision.name)), "{}", revision.name);
         for live_set in recorded(group, "roleinstancesets") {
             let name = live_set["metadata"]["name"].as_str().unwrap();
-            let revision = Revision::of_set(name, &live_set["spec"]["roleInstanceTemplate"], 0);
+            let revision = SpecRevision::for_set(name, &live_set["spec"]["roleInstanceTemplate"], 0);
             assert_eq!(live_set["status"]["updateRevision"], *revision.name);
             assert!(revision.is_same(&live(&revision.name)));
         }
         for object in recorded(group, "roleinstances") {
             let instance: RoleInstance = serde_json::from_value(object).unwrap();
             let name = instance.metadata.name.as_deref().unwrap();
-            let revision = Revision::of_instance(name, &instance.spec.components, 0);
+            let revision = SpecRevision::for_instance(name, &instance.spec.components, 0);
             assert_eq!(instance.status.unwrap().update_revision.as_ref(), Some(&revision.name));
             assert!(revision.is_same(&live(&revision.name)), "{name}");
         }

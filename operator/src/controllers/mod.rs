@@ -1,10 +1,10 @@
 //! Loops over observe, plan, write.
 
-mod ask;
-mod leader;
-mod limits;
+mod hook_client;
+mod leader_election;
 mod queue;
 mod reconcile;
+mod timeouts;
 mod watch;
 
 use std::collections::BTreeSet;
@@ -18,22 +18,22 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use moongate_render::GangScheduler;
 use moongate_runtime::Supervisor;
-use moongate_telemetry::Traces;
+use moongate_telemetry::Tracer;
 use parking_lot::Mutex;
 use tower::layer::layer_fn;
 use tower::util::MapRequestLayer;
 
-use crate::apply::Writer;
-use crate::events::Teller;
-use crate::observed::Observed;
-use crate::{Kind, Metrics};
+use crate::events::EventRecorder;
+use crate::resource_cache::ResourceCache;
+use crate::resource_writer::ResourceWriter;
+use crate::{OperatorMetrics, ResourceKind};
 
-pub use leader::LeaseError;
-pub use limits::TimeLimits;
+pub use leader_election::LeadershipLost;
+pub use timeouts::ApiServerTimeouts;
 
 /// How the operator runs.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct OperatorOptions {
     /// Client configuration; `None`: the pod's service account, or the user's default.
     pub kubeconfig: Option<PathBuf>,
     /// The only namespace to look after; `None`: all.
@@ -45,18 +45,18 @@ pub struct Options {
     /// Time for which the Lease holds without being renewed.
     pub lease_duration: Duration,
     /// Who schedules gangs.
-    pub gang: GangScheduler,
+    pub gang_scheduler: GangScheduler,
     /// Ports that may be chosen for pods that ask for some; `None`: none are chosen.
     pub ports: Option<Range<u16>>,
     /// How long the API server may be silent.
-    pub limits: TimeLimits,
+    pub limits: ApiServerTimeouts,
     /// Where the operator counts.
-    pub metrics: Arc<Metrics>,
+    pub metrics: Arc<OperatorMetrics>,
     /// Where its looks at objects are traced.
-    pub traces: Traces,
+    pub traces: Tracer,
 }
 
-impl Default for Options {
+impl Default for OperatorOptions {
     fn default() -> Self {
         Self {
             kubeconfig: None,
@@ -64,11 +64,11 @@ impl Default for Options {
             workers: 10,
             lease: None,
             lease_duration: Duration::from_secs(15),
-            gang: GangScheduler::default(),
+            gang_scheduler: GangScheduler::default(),
             ports: None,
-            limits: TimeLimits::default(),
+            limits: ApiServerTimeouts::default(),
             metrics: Arc::default(),
-            traces: Traces::off(),
+            traces: Tracer::disabled(),
         }
     }
 }
@@ -84,34 +84,35 @@ pub enum OperatorError {
     Hooks(#[from] reqwest::Error),
     /// Somebody else leads now.
     #[error(transparent)]
-    Lease(#[from] LeaseError),
+    Lease(#[from] LeadershipLost),
 }
 
 /// What watches and workers share.
-struct Shared {
+struct ControllerContext {
     client: Client,
     namespace: Option<String>,
-    writer: Writer,
-    observed: Mutex<Observed>,
-    queue: queue::Queue,
-    listed: tokio::sync::watch::Sender<BTreeSet<Kind>>,
-    gang: GangScheduler,
-    teller: Teller,
-    asker: ask::Asker,
-    metrics: Arc<Metrics>,
-    traces: Traces,
+    writer: ResourceWriter,
+    observed: Mutex<ResourceCache>,
+    queue: queue::ReconcileQueue,
+    listed: tokio::sync::watch::Sender<BTreeSet<ResourceKind>>,
+    gang_scheduler: GangScheduler,
+    event_recorder: EventRecorder,
+    hook_client: hook_client::HookClient,
+    metrics: Arc<OperatorMetrics>,
+    traces: Tracer,
 }
 
 /// Runs until the supervisor's token is cancelled, or the lead is lost.
 ///
 /// # Errors
 /// [`OperatorError`].
-pub async fn run(options: Options, supervisor: &Supervisor) -> Result<(), OperatorError> {
+pub async fn run(options: OperatorOptions, supervisor: &Supervisor) -> Result<(), OperatorError> {
     let client = client(options.kubeconfig.as_deref(), options.limits, &options.metrics).await?;
     let stop = supervisor.token();
     let lead = match &options.lease {
         Some((namespace, name)) => {
-            let lease = leader::Lease::new(client.clone(), namespace, name, options.lease_duration);
+            let lease =
+                leader_election::LeaderLease::new(client.clone(), namespace, name, options.lease_duration);
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
                 () = lease.acquire() => Some(lease),
@@ -120,18 +121,18 @@ pub async fn run(options: Options, supervisor: &Supervisor) -> Result<(), Operat
         None => None,
     };
     let metrics = options.metrics;
-    metrics.leads(true);
-    let (teller, telling) = Teller::new(client.clone(), Arc::clone(&metrics));
-    let shared = Arc::new(Shared {
-        writer: Writer::new(client.clone()),
+    metrics.set_leading(true);
+    let (teller, telling) = EventRecorder::new(client.clone(), Arc::clone(&metrics));
+    let shared = Arc::new(ControllerContext {
+        writer: ResourceWriter::new(client.clone()),
         client,
         namespace: options.namespace,
-        observed: Mutex::new(Observed::with_ports(options.ports)),
-        queue: queue::Queue::default(),
+        observed: Mutex::new(ResourceCache::with_ports(options.ports)),
+        queue: queue::ReconcileQueue::default(),
         listed: tokio::sync::watch::Sender::new(BTreeSet::new()),
-        gang: options.gang,
-        teller,
-        asker: ask::Asker::new(supervisor)?,
+        gang_scheduler: options.gang_scheduler,
+        event_recorder: teller,
+        hook_client: hook_client::HookClient::new(supervisor)?,
         metrics: Arc::clone(&metrics),
         traces: options.traces,
     });
@@ -140,17 +141,18 @@ pub async fn run(options: Options, supervisor: &Supervisor) -> Result<(), Operat
     supervisor.spawn_essential("operator events", async move {
         told.run_until_cancelled(telling).await;
     });
-    for kind in Kind::ALL {
+    for kind in ResourceKind::ALL {
         supervisor
-            .spawn_essential("operator watch", watch::follow(Arc::clone(&shared), kind, working.clone()));
+            .spawn_essential("operator watch", watch::watch_kind(Arc::clone(&shared), kind, working.clone()));
     }
     for _ in 0..options.workers.max(1) {
-        supervisor.spawn_essential("operator worker", reconcile::work(Arc::clone(&shared), working.clone()));
+        supervisor
+            .spawn_essential("operator worker", reconcile::run_worker(Arc::clone(&shared), working.clone()));
     }
     let outcome = match &lead {
         Some(lease) => tokio::select! {
             () = stop.cancelled() => Ok(()),
-            lost = lease.keep() => Err(lost.into()),
+            lost = lease.renew_until_lost() => Err(lost.into()),
         },
         None => {
             stop.cancelled().await;
@@ -158,7 +160,7 @@ pub async fn run(options: Options, supervisor: &Supervisor) -> Result<(), Operat
         }
     };
     working.cancel();
-    metrics.leads(false);
+    metrics.set_leading(false);
     if let Some(lease) = lead.filter(|_| outcome.is_ok()) {
         lease.release().await;
     }
@@ -166,7 +168,7 @@ pub async fn run(options: Options, supervisor: &Supervisor) -> Result<(), Operat
 }
 
 /// What an error of kube says. It quotes a path that is in quotes already.
-pub(crate) fn words(error: &dyn std::fmt::Display) -> String {
+pub(crate) fn error_text(error: &dyn std::fmt::Display) -> String {
     error.to_string().replace("'\"", "'").replace("\"'", "'")
 }
 
@@ -176,10 +178,10 @@ pub(crate) fn words(error: &dyn std::fmt::Display) -> String {
 /// [`OperatorError::Client`].
 pub async fn client(
     kubeconfig: Option<&Path>,
-    limits: TimeLimits,
-    metrics: &Arc<Metrics>,
+    limits: ApiServerTimeouts,
+    metrics: &Arc<OperatorMetrics>,
 ) -> Result<Client, OperatorError> {
-    let failed = |error: &dyn std::fmt::Display| OperatorError::Client(words(error));
+    let failed = |error: &dyn std::fmt::Display| OperatorError::Client(error_text(error));
     let config = match kubeconfig {
         Some(path) => {
             let file = Kubeconfig::read_from(path)
@@ -192,10 +194,10 @@ pub async fn client(
     };
     let metrics = Arc::clone(metrics);
     let count = MapRequestLayer::new(move |request: http::Request<Body>| {
-        metrics.asked(request.method().as_str());
+        metrics.count_api_request(request.method().as_str());
         request
     });
     let builder = ClientBuilder::try_from(config).map_err(|error| failed(&error))?;
-    let limit = layer_fn(|service| limits::Limited::new(service, limits));
+    let limit = layer_fn(|service| timeouts::ResponseTimeoutService::new(service, limits));
     Ok(builder.with_layer(&count).with_layer(&limit).build())
 }

@@ -7,32 +7,32 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::observed::Key;
+use crate::resource_cache::ResourceKey;
 
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const MIN_BACKOFF: Duration = Duration::from_millis(50);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
 /// A queue of keys. It holds each key once, so it is no longer than there are objects.
 #[derive(Debug, Default)]
-pub(super) struct Queue {
-    inner: Mutex<Inner>,
+pub(super) struct ReconcileQueue {
+    inner: Mutex<ReconcileQueueState>,
     changed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
-    ready: VecDeque<Key>,
-    queued: HashSet<Key>,
-    running: HashSet<Key>,
-    later: BTreeSet<(Instant, Key)>,
+struct ReconcileQueueState {
+    ready: VecDeque<ResourceKey>,
+    queued: HashSet<ResourceKey>,
+    running: HashSet<ResourceKey>,
+    scheduled: BTreeSet<(Instant, ResourceKey)>,
     /// When each of them is due.
-    due: HashMap<Key, Instant>,
-    failures: HashMap<Key, u32>,
+    due_at: HashMap<ResourceKey, Instant>,
+    failures: HashMap<ResourceKey, u32>,
 }
 
-impl Queue {
+impl ReconcileQueue {
     /// Asks for a plan soon.
-    pub(super) fn push(&self, key: Key) {
+    pub(super) fn push(&self, key: ResourceKey) {
         let mut inner = self.inner.lock();
         if inner.queued.insert(key.clone()) && !inner.running.contains(&key) {
             inner.ready.push_back(key);
@@ -42,23 +42,23 @@ impl Queue {
     }
 
     /// Keys that could be worked on now.
-    pub(super) fn waiting(&self) -> usize {
+    pub(super) fn ready_count(&self) -> usize {
         self.inner.lock().ready.len()
     }
 
     /// Asks for a plan at a time, and no longer at the one that was asked for before: the latest plan knows best.
-    pub(super) fn push_at(&self, at: Instant, key: Key) {
-        self.inner.lock().put_off(at, key);
+    pub(super) fn push_at(&self, at: Instant, key: ResourceKey) {
+        self.inner.lock().schedule(at, key);
         self.changed.notify_one();
     }
 
     /// The next key. Nobody else gets it before [`Self::done`].
-    pub(super) async fn next(&self) -> Key {
+    pub(super) async fn next(&self) -> ResourceKey {
         loop {
             let changed = self.changed.notified();
             let due = {
                 let mut inner = self.inner.lock();
-                inner.wake(Instant::now());
+                inner.promote_due(Instant::now());
                 if let Some(key) = inner.ready.pop_front() {
                     inner.queued.remove(&key);
                     inner.running.insert(key.clone());
@@ -67,7 +67,7 @@ impl Queue {
                     }
                     return key;
                 }
-                inner.later.first().map(|(at, _)| *at)
+                inner.scheduled.first().map(|(at, _)| *at)
             };
             match due {
                 Some(due) => tokio::select! {
@@ -80,7 +80,7 @@ impl Queue {
     }
 
     /// The plan for the key was carried out, or failed: then it is tried again, ever more patiently.
-    pub(super) fn done(&self, key: &Key, success: bool) {
+    pub(super) fn done(&self, key: &ResourceKey, success: bool) {
         let mut inner = self.inner.lock();
         inner.running.remove(key);
         if success {
@@ -88,10 +88,10 @@ impl Queue {
         } else {
             let failures = inner.failures.entry(key.clone()).or_default();
             *failures = failures.saturating_add(1);
-            let pause = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1)));
-            let at = Instant::now() + pause.min(LONGEST_PAUSE);
-            let earlier = inner.due.get(key).filter(|due| **due < at).copied();
-            inner.put_off(earlier.unwrap_or(at), key.clone());
+            let pause = MIN_BACKOFF.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1)));
+            let at = Instant::now() + pause.min(MAX_BACKOFF);
+            let earlier = inner.due_at.get(key).filter(|due| **due < at).copied();
+            inner.schedule(earlier.unwrap_or(at), key.clone());
         }
         if inner.queued.contains(key) {
             inner.ready.push_back(key.clone());
@@ -101,20 +101,20 @@ impl Queue {
     }
 }
 
-impl Inner {
-    fn put_off(&mut self, at: Instant, key: Key) {
-        if let Some(before) = self.due.insert(key.clone(), at) {
-            self.later.remove(&(before, key.clone()));
+impl ReconcileQueueState {
+    fn schedule(&mut self, at: Instant, key: ResourceKey) {
+        if let Some(before) = self.due_at.insert(key.clone(), at) {
+            self.scheduled.remove(&(before, key.clone()));
         }
-        self.later.insert((at, key));
+        self.scheduled.insert((at, key));
     }
 
-    fn wake(&mut self, now: Instant) {
-        while let Some((at, _)) = self.later.first()
+    fn promote_due(&mut self, now: Instant) {
+        while let Some((at, _)) = self.scheduled.first()
             && *at <= now
-            && let Some((_, key)) = self.later.pop_first()
+            && let Some((_, key)) = self.scheduled.pop_first()
         {
-            self.due.remove(&key);
+            self.due_at.remove(&key);
             if self.queued.insert(key.clone()) && !self.running.contains(&key) {
                 self.ready.push_back(key);
             }
@@ -125,15 +125,15 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Kind;
+    use crate::ResourceKind;
 
-    fn key(name: &str) -> Key {
-        Key { kind: Kind::Group, namespace: "n".into(), name: name.into() }
+    fn key(name: &str) -> ResourceKey {
+        ResourceKey { kind: ResourceKind::Group, namespace: "n".into(), name: name.into() }
     }
 
     #[tokio::test]
     async fn nobody_works_twice_on_one_key_at_a_time() {
-        let queue = Queue::default();
+        let queue = ReconcileQueue::default();
         queue.push(key("a"));
         queue.push(key("a"));
         queue.push(key("b"));
@@ -149,18 +149,19 @@ mod tests {
 
     #[test]
     fn a_key_waits_for_one_time_only() {
-        let queue = Queue::default();
+        let queue = ReconcileQueue::default();
         let now = Instant::now();
         let after = |seconds: u64| now + Duration::from_secs(seconds);
         for seconds in [100, 300, 200] {
             queue.push_at(after(seconds), key("a"));
         }
         queue.push_at(after(250), key("b"));
-        let waiting = |queue: &Queue| queue.inner.lock().later.iter().cloned().collect::<Vec<_>>();
+        let waiting =
+            |queue: &ReconcileQueue| queue.inner.lock().scheduled.iter().cloned().collect::<Vec<_>>();
         assert_eq!(waiting(&queue), [(after(200), key("a")), (after(250), key("b"))]);
-        queue.inner.lock().wake(after(200));
+        queue.inner.lock().promote_due(after(200));
         assert_eq!(waiting(&queue), [(after(250), key("b"))]);
-        assert_eq!(queue.waiting(), 1);
+        assert_eq!(queue.ready_count(), 1);
         // What failed is tried again, before or when it was to be looked at anyway.
         queue.done(&key("b"), false);
         let retried = waiting(&queue);
@@ -168,7 +169,7 @@ mod tests {
         queue.push_at(now, key("c"));
         queue.done(&key("c"), false);
         assert_eq!(waiting(&queue)[0], (now, key("c")));
-        queue.inner.lock().wake(after(300));
-        assert!(queue.inner.lock().due.is_empty());
+        queue.inner.lock().promote_due(after(300));
+        assert!(queue.inner.lock().due_at.is_empty());
     }
 }

@@ -7,21 +7,21 @@ use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Shared, ask};
-use crate::Kind;
-use crate::apply::Outcome;
-use crate::events::News;
-use crate::metrics::Ended;
-use crate::observed::{Key, Live};
+use super::{ControllerContext, hook_client};
+use crate::ResourceKind;
+use crate::events::EventRecord;
+use crate::metrics::ReconcileOutcome;
 use crate::plan;
-use crate::spans::LookSpan;
+use crate::resource_cache::{ObservedResource, ResourceKey};
+use crate::resource_writer::WriteOutcome;
+use crate::spans::ReconcileSpan;
 
 /// Takes keys from the queue until stopped. A write in progress is ended first.
-pub(super) async fn work(shared: Arc<Shared>, stop: CancellationToken) {
+pub(super) async fn run_worker(shared: Arc<ControllerContext>, stop: CancellationToken) {
     let mut listed = shared.listed.subscribe();
     tokio::select! {
         () = stop.cancelled() => return,
-        all = listed.wait_for(|listed| listed.len() == Kind::ALL.len()) => if all.is_err() { return },
+        all = listed.wait_for(|listed| listed.len() == ResourceKind::ALL.len()) => if all.is_err() { return },
     }
     drop(listed);
     loop {
@@ -30,80 +30,86 @@ pub(super) async fn work(shared: Arc<Shared>, stop: CancellationToken) {
             () = stop.cancelled() => return,
             key = shared.queue.next() => key,
         };
-        shared.metrics.queued(shared.queue.waiting());
+        shared.metrics.set_queued(shared.queue.ready_count());
         let begun = Instant::now();
         // What is gone by now is not looked at.
         let live = shared.observed.lock().get(&key);
         let mut is_done = true;
         if let Some(live) = live {
             let ended = reconcile(&shared, &live, &stop).await;
-            shared.metrics.reconciled(key.kind, ended, begun.elapsed());
-            is_done = ended == Ended::Done;
+            shared.metrics.observe_reconcile(key.kind, ended, begun.elapsed());
+            is_done = ended == ReconcileOutcome::Done;
         }
         shared.queue.done(&key, is_done);
     }
 }
 
-async fn reconcile(shared: &Arc<Shared>, live: &Arc<Live>, stop: &CancellationToken) -> Ended {
+async fn reconcile(
+    shared: &Arc<ControllerContext>,
+    live: &Arc<ObservedResource>,
+    stop: &CancellationToken,
+) -> ReconcileOutcome {
     let key = &live.key;
     let begun = Instant::now();
-    let plan = plan::observed(&shared.observed, key, shared.gang, Timestamp::now());
-    shared.metrics.planned(key.kind, begun.elapsed());
+    let plan = plan::plan_for(&shared.observed, key, shared.gang_scheduler, Timestamp::now());
+    shared.metrics.observe_plan(key.kind, begun.elapsed());
     let plan = match plan {
         Ok(plan) => plan,
         Err(error) => {
             tracing::warn!(kind = key.kind.name(), namespace = key.namespace, name = key.name, %error, "no plan");
-            shared.teller.tell(live, [News::warning("InvalidSpec", error.to_string())]);
-            LookSpan::planned(&shared.traces, live, begun, 0).unplanned(&error);
-            return Ended::Unplanned;
+            shared.event_recorder.record(live, [EventRecord::warning("InvalidSpec", error.to_string())]);
+            ReconcileSpan::planned(&shared.traces, live, begun, 0).record_plan_error(&error);
+            return ReconcileOutcome::InvalidSpec;
         }
     };
-    if let Some(at) = plan.again_at {
+    if let Some(at) = plan.requeue_at {
         let wait = Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default();
         shared.queue.push_at(Instant::now() + wait, key.clone());
     }
-    ask::ask(shared, key, plan.asks);
+    hook_client::spawn_calls(shared, key, plan.hook_calls);
     if plan.steps.is_empty() {
-        return Ended::Done;
+        return ReconcileOutcome::Done;
     }
-    let span = LookSpan::planned(&shared.traces, live, begun, plan.steps.len());
+    let span = ReconcileSpan::planned(&shared.traces, live, begun, plan.steps.len());
     for step in &plan.steps {
         if stop.is_cancelled() {
-            return Ended::Done;
+            return ReconcileOutcome::Done;
         }
         tracing::debug!(kind = key.kind.name(), name = key.name, reason = step.reason, action = ?step.action, "step");
         let writing = span.write(step);
         let outcome = shared.writer.write(&key.namespace, &step.action).await;
-        writing.ended(&outcome);
+        writing.finish(&outcome);
         match outcome {
             Ok(outcome) => {
-                shared.teller.tell(live, News::of(step, || live.read().unwrap_or_default()));
-                take(shared, outcome, &key.namespace);
+                shared
+                    .event_recorder
+                    .record(live, EventRecord::for_step(step, || live.read().unwrap_or_default()));
+                record_outcome(shared, outcome, &key.namespace);
             }
             Err(error) => {
                 let reason = &step.reason;
                 let trace_id = span.trace_id();
                 tracing::info!(kind = key.kind.name(), namespace = key.namespace, name = key.name, reason, %error, trace_id, "a write was refused; the plan is made anew");
-                shared.teller.tell(live, News::of_failure(step, &error));
-                span.refused(&error);
-                return Ended::Failed;
+                shared.event_recorder.record(live, EventRecord::for_failure(step, &error));
+                span.record_write_error(&error);
+                return ReconcileOutcome::Failed;
             }
         }
     }
-    span.done();
-    Ended::Done
+    span.finish();
+    ReconcileOutcome::Done
 }
 
-fn take(shared: &Shared, outcome: Outcome, namespace: &str) {
+fn record_outcome(shared: &ControllerContext, outcome: WriteOutcome, namespace: &str) {
     let concerns = {
         let mut observed = shared.observed.lock();
         match outcome {
-            Outcome::Is(kind, object) => observed.take(kind, *object),
-            Outcome::Gone(kind, name, uid) => {
-                let key = Key { kind, namespace: namespace.to_owned(), name };
-                observed.lose(&key, &uid)
+            WriteOutcome::Present(kind, object) => observed.upsert(kind, *object),
+            WriteOutcome::Gone(kind, name, uid) => {
+                let key = ResourceKey { kind, namespace: namespace.to_owned(), name };
+                observed.remove(&key, &uid)
             }
-            Outcome::Unknown => Vec::new(),
+            WriteOutcome::NotWritten => Vec::new(),
         }
     };
     for key in concerns {

@@ -2,25 +2,27 @@
 
 use serde_json::Value;
 
-use super::News;
+use super::EventRecord;
 
 /// What a new status is worth telling, beside the one before.
-pub(super) fn news(before: &Value, after: &Value) -> Vec<News> {
+pub(super) fn event_records(before: &Value, after: &Value) -> Vec<EventRecord> {
     let mut news = Vec::new();
     let conflict = message(after, "VolumeConflict");
     if conflict.is_some() && conflict != message(before, "VolumeConflict") {
-        news.extend(conflict.map(|(_, note)| News::warning("VolumeConflict", note)));
+        news.extend(conflict.map(|(_, note)| EventRecord::warning("VolumeConflict", note)));
     }
     let phase = |object: &'_ Value| object["status"]["phase"].as_str().unwrap_or_default().to_owned();
     let (old, new) = (phase(before), phase(after));
     let ended = |condition: &str| message(after, condition).unwrap_or_default();
     news.extend(match new.as_str() {
         _ if old == new => None,
-        "Running" if old == "Paused" => Some(News::normal("Resumed", "pods are made again".to_owned())),
-        "Running" => Some(News::normal("WarmupStarted", "the first pods are there".to_owned())),
-        "Paused" => Some(News::normal("Paused", "no more pods are made".to_owned())),
-        "Completed" => Some(News::normal("WarmupCompleted", ended("Complete").1)),
-        "Failed" => Some(ended("Failed")).map(|(reason, note)| News::warning(&reason, note)),
+        "Running" if old == "Paused" => {
+            Some(EventRecord::normal("Resumed", "pods are made again".to_owned()))
+        }
+        "Running" => Some(EventRecord::normal("WarmupStarted", "the first pods are there".to_owned())),
+        "Paused" => Some(EventRecord::normal("Paused", "no more pods are made".to_owned())),
+        "Completed" => Some(EventRecord::normal("WarmupCompleted", ended("Complete").1)),
+        "Failed" => Some(ended("Failed")).map(|(reason, note)| EventRecord::warning(&reason, note)),
         _ => None,
     });
     news
@@ -63,7 +65,7 @@ mod tests {
             ),
         ];
         for (before, after, expected) in cases {
-            let told = news(&status(before, none()), &after);
+            let told = event_records(&status(before, none()), &after);
             assert_eq!(told.iter().map(|news| news.reason.as_str()).collect::<Vec<_>>(), expected);
         }
     }

@@ -3,13 +3,13 @@
 //! The plans are those that the operator makes, so a forecast cannot differ from what is done later, but for what it
 //! presumes of Kubernetes: that pods get nodes, that their images start, and that others' controllers do what they are told.
 
-mod foreseen;
-mod kubelet;
-mod server;
+mod simulated_api_server;
+mod simulated_controllers;
+mod step;
 
-pub use foreseen::{Foreseen, ImageChange, What};
-pub(crate) use kubelet::has;
-pub use server::{Change, Fate, Server};
+pub use simulated_api_server::{ContainerOutcome, ResourceChange, SimulatedApiServer};
+pub(crate) use simulated_controllers::has;
+pub use step::{ForecastStep, ImageChange, StepEffect};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -22,21 +22,21 @@ use rbg_api::keys;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::Kind;
-use crate::observed::{Key, Observed};
-use crate::plan::{self, Answer};
+use crate::ResourceKind;
+use crate::plan::{self, HookResult};
+use crate::resource_cache::{ResourceCache, ResourceKey};
 
 /// So many moves are made of no use only by something that has no end.
-const MAX_MOVES: usize = 200_000;
+const MAX_STEPS: usize = 200_000;
 /// Who waits for longer than that waits for something that does not come.
 const HORIZON: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// What will be done, in this order.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Forecast {
+pub struct RolloutForecast {
     /// The steps that concern pods, and others' objects. Statuses and revisions are not told.
-    pub steps: Vec<Foreseen>,
+    pub steps: Vec<ForecastStep>,
     /// What that means for each role.
     pub roles: Vec<RoleForecast>,
     /// What no plan could be made for, and why.
@@ -63,62 +63,69 @@ pub struct RoleForecast {
 
 /// Carries plans out on `server` until nothing is left to do. The server then has what comes of it.
 #[must_use]
-pub fn forecast(server: &mut Server, gang: GangScheduler, absent: &[Kind]) -> Forecast {
-    let mut run = Run::new(server, gang, absent);
-    run.carry_on();
-    run.ended()
+pub fn forecast(
+    server: &mut SimulatedApiServer,
+    gang: GangScheduler,
+    absent: &[ResourceKind],
+) -> RolloutForecast {
+    let mut run = ForecastRun::new(server, gang, absent);
+    run.run();
+    run.finish()
 }
 
-struct Run<'a> {
-    server: &'a mut Server,
+struct ForecastRun<'a> {
+    server: &'a mut SimulatedApiServer,
     gang: GangScheduler,
-    observed: Mutex<Observed>,
-    queue: BTreeSet<Key>,
-    later: BTreeMap<Key, Timestamp>,
-    begun: Timestamp,
-    moves: u64,
+    observed: Mutex<ResourceCache>,
+    queue: BTreeSet<ResourceKey>,
+    scheduled: BTreeMap<ResourceKey, Timestamp>,
+    started_at: Timestamp,
+    steps_taken: u64,
     ready_at_first: BTreeMap<String, usize>,
     roles: BTreeMap<String, RoleForecast>,
-    forecast: Forecast,
+    forecast: RolloutForecast,
 }
 
-impl<'a> Run<'a> {
-    fn new(server: &'a mut Server, gang: GangScheduler, absent: &[Kind]) -> Self {
-        let mut observed = Observed::default();
+impl<'a> ForecastRun<'a> {
+    fn new(server: &'a mut SimulatedApiServer, gang: GangScheduler, absent: &[ResourceKind]) -> Self {
+        let mut observed = ResourceCache::default();
         absent.iter().for_each(|kind| observed.set_absent(*kind, true));
         let mut roles: BTreeMap<String, RoleForecast> = BTreeMap::new();
         for pod in pods(server) {
             roles.entry(role(pod).to_owned()).or_default().pods += 1;
         }
         let mut run = Self {
-            begun: server.now,
+            started_at: server.now,
             ready_at_first: ready(server),
             server,
             gang,
             observed: Mutex::new(observed),
             queue: BTreeSet::new(),
-            later: BTreeMap::new(),
-            moves: 0,
+            scheduled: BTreeMap::new(),
+            steps_taken: 0,
             roles,
-            forecast: Forecast::default(),
+            forecast: RolloutForecast::default(),
         };
-        let all: Vec<Change> =
-            run.server.everything().map(|(kind, object)| Change::Is(kind, object.clone())).collect();
-        run.hear(all);
+        let all: Vec<ResourceChange> = run
+            .server
+            .objects()
+            .map(|(kind, object)| ResourceChange::Present(kind, object.clone()))
+            .collect();
+        run.apply_changes(all);
         run
     }
 
     /// The operator is quick: Kubernetes moves when it has nothing to do, and time passes when both have not.
-    fn carry_on(&mut self) {
-        for _ in 0..MAX_MOVES {
-            self.moves += 1;
+    fn run(&mut self) {
+        for _ in 0..MAX_STEPS {
+            self.steps_taken += 1;
             if let Some(key) = self.queue.pop_first() {
                 self.reconcile(&key);
-            } else if let Some((kind, name)) = self.server.restless.first().cloned() {
+            } else if let Some((kind, name)) = self.server.unsettled.first().cloned() {
                 let changes = self.server.advance(kind, &name);
-                self.hear(changes);
+                self.apply_changes(changes);
                 self.count_unready();
-            } else if !self.wait() {
+            } else if !self.advance_to_next_due() {
                 return;
             }
         }
@@ -126,38 +133,38 @@ impl<'a> Run<'a> {
     }
 
     /// Until the next plan is due. Answers whether there is one.
-    fn wait(&mut self) -> bool {
-        let Some((key, due)) = self.later.iter().min_by_key(|(_, due)| **due) else { return false };
-        if *due > plan::after(self.begun, HORIZON) {
+    fn advance_to_next_due(&mut self) -> bool {
+        let Some((key, due)) = self.scheduled.iter().min_by_key(|(_, due)| **due) else { return false };
+        if *due > plan::add_duration(self.started_at, HORIZON) {
             return false;
         }
         self.server.now = self.server.now.max(*due);
         let key = key.clone();
-        self.later.remove(&key);
+        self.scheduled.remove(&key);
         self.queue.insert(key);
         true
     }
 
-    fn hear(&mut self, changes: Vec<Change>) {
+    fn apply_changes(&mut self, changes: Vec<ResourceChange>) {
         let mut observed = self.observed.lock();
         for change in changes {
             let concerns = match change {
-                Change::Is(kind, object) => serde_json::from_value::<DynamicObject>(object)
-                    .map(|object| observed.take(kind, object))
+                ResourceChange::Present(kind, object) => serde_json::from_value::<DynamicObject>(object)
+                    .map(|object| observed.upsert(kind, object))
                     .unwrap_or_default(),
-                Change::Gone(kind, object) => {
+                ResourceChange::Gone(kind, object) => {
                     let text =
                         |member: &str| object["metadata"][member].as_str().unwrap_or_default().to_owned();
-                    let key = Key { kind, namespace: text("namespace"), name: text("name") };
-                    observed.lose(&key, &text("uid"))
+                    let key = ResourceKey { kind, namespace: text("namespace"), name: text("name") };
+                    observed.remove(&key, &text("uid"))
                 }
             };
             self.queue.extend(concerns);
         }
     }
 
-    fn reconcile(&mut self, key: &Key) {
-        let plan = match plan::observed(&self.observed, key, self.gang, self.server.now) {
+    fn reconcile(&mut self, key: &ResourceKey) {
+        let plan = match plan::plan_for(&self.observed, key, self.gang, self.server.now) {
             Ok(plan) => plan,
             Err(error) => {
                 let problem = format!("{} {}: {error}", key.kind.name(), key.name);
@@ -167,24 +174,24 @@ impl<'a> Run<'a> {
                 return;
             }
         };
-        self.later.remove(key);
-        if let Some(at) = plan.again_at {
-            self.later.insert(key.clone(), at);
+        self.scheduled.remove(key);
+        if let Some(at) = plan.requeue_at {
+            self.scheduled.insert(key.clone(), at);
         }
         // Whoever is asked has nothing to wait for.
-        for ask in plan.asks {
-            if self.observed.lock().take_answer(ask, Answer::Done(None)) {
+        for ask in plan.hook_calls {
+            if self.observed.lock().record_hook_result(ask, HookResult::Done(None)) {
                 self.queue.insert(key.clone());
             }
         }
         for step in &plan.steps {
-            let waited = self.server.now.duration_since(self.begun).as_secs();
-            let foreseen = foreseen::of(step, self.server, waited);
+            let waited = self.server.now.duration_since(self.started_at).as_secs();
+            let foreseen = step::for_step(step, self.server, waited);
             match self.server.write(&step.action) {
                 Ok(changes) => {
                     foreseen.iter().for_each(|step| self.count(step));
                     self.forecast.steps.extend(foreseen);
-                    self.hear(changes);
+                    self.apply_changes(changes);
                     self.count_unready();
                 }
                 Err(_) => {
@@ -195,13 +202,13 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn count(&mut self, step: &Foreseen) {
+    fn count(&mut self, step: &ForecastStep) {
         let role = self.roles.entry(step.role.clone()).or_default();
-        let is_pod = step.kind == Kind::Pod.name();
+        let is_pod = step.kind == ResourceKind::Pod.name();
         match step.what {
-            What::RestartInPlace => role.restarted += 1,
-            What::Create if is_pod => role.made += 1,
-            What::Delete if is_pod => role.ended += 1,
+            StepEffect::RestartInPlace => role.restarted += 1,
+            StepEffect::Create if is_pod => role.made += 1,
+            StepEffect::Delete if is_pod => role.ended += 1,
             _ => {}
         }
     }
@@ -216,10 +223,10 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn ended(self) -> Forecast {
+    fn finish(self) -> RolloutForecast {
         let named = self.roles.into_iter().filter(|(name, _)| !name.is_empty());
         let roles = named.map(|(name, role)| RoleForecast { name, ..role }).collect();
-        Forecast { roles, ..self.forecast }
+        RolloutForecast { roles, ..self.forecast }
     }
 }
 
@@ -229,12 +236,12 @@ fn role(object: &Value) -> &str {
 }
 
 /// Pods of roles, whoever makes them.
-fn pods(server: &Server) -> impl Iterator<Item = &Value> {
-    server.all(Kind::Pod).chain(server.all(Kind::ForeignPod))
+fn pods(server: &SimulatedApiServer) -> impl Iterator<Item = &Value> {
+    server.all(ResourceKind::Pod).chain(server.all(ResourceKind::ForeignPod))
 }
 
 /// Pods that are ready, by role.
-fn ready(server: &Server) -> BTreeMap<String, usize> {
+fn ready(server: &SimulatedApiServer) -> BTreeMap<String, usize> {
     let mut ready = BTreeMap::new();
     for pod in pods(server).filter(|pod| has(pod, "Ready")) {
         *ready.entry(role(pod).to_owned()).or_default() += 1;

@@ -8,25 +8,25 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, Error};
-use rbg_api::conversion::{Version, convert};
+use rbg_api::conversion::{ApiVersion, convert};
 use rbg_api::keys::GROUP_NAME;
 use serde_json::Value;
 
 use super::KubectlError;
-use crate::Kind;
-use crate::controllers::words;
-use crate::forecast::Server;
+use crate::ResourceKind;
+use crate::controllers::error_text;
+use crate::forecast::SimulatedApiServer;
 
 /// API group of RoleBasedGroups.
 const API_GROUP: &str = "workloads.x-k8s.io";
 /// Who an edit is by.
 const FIELD_MANAGER: &str = "kubectl-moongate";
 /// An edit is made anew when somebody else was faster, so often.
-const EDITS: usize = 20;
+const MAX_EDIT_ATTEMPTS: usize = 20;
 
 /// Which cluster, and which namespace of it.
 #[derive(Debug, Clone, Default)]
-pub struct Where {
+pub struct KubeContextOptions {
     /// Client configuration; `None`: `KUBECONFIG`, `~/.kube/config`, or the pod's service account.
     pub kubeconfig: Option<PathBuf>,
     /// Context of it; `None`: the current one.
@@ -37,7 +37,7 @@ pub struct Where {
 
 /// A cluster, as a person sees it.
 #[derive(Clone)]
-pub struct Cluster {
+pub struct ClusterClient {
     client: Client,
     /// The namespace in which groups are looked for.
     pub namespace: String,
@@ -45,27 +45,27 @@ pub struct Cluster {
 
 /// All objects of a namespace.
 #[derive(Debug, Clone)]
-pub struct Everything {
-    objects: Vec<(Kind, Value)>,
-    absent: Vec<Kind>,
+pub struct NamespaceSnapshot {
+    objects: Vec<(ResourceKind, Value)>,
+    absent: Vec<ResourceKind>,
 }
 
 /// A group and what belongs to it.
 #[derive(Debug, Clone)]
-pub struct Family {
+pub struct GroupSnapshot {
     /// Its objects, and policies and profiles that it may use.
-    pub server: Server,
+    pub server: SimulatedApiServer,
     /// Kinds that the cluster does without.
-    pub absent: Vec<Kind>,
+    pub absent: Vec<ResourceKind>,
 }
 
-impl Cluster {
+impl ClusterClient {
     /// Finds the cluster. Nothing is asked of it yet.
     ///
     /// # Errors
     /// [`KubectlError::Config`].
-    pub async fn connect(place: Where) -> Result<Self, KubectlError> {
-        let failed = |error: &dyn std::fmt::Display| KubectlError::Config(words(error));
+    pub async fn connect(place: KubeContextOptions) -> Result<Self, KubectlError> {
+        let failed = |error: &dyn std::fmt::Display| KubectlError::Config(error_text(error));
         let options = KubeConfigOptions { context: place.context.clone(), ..KubeConfigOptions::default() };
         let config = match (&place.kubeconfig, &place.context) {
             (Some(path), _) => {
@@ -104,7 +104,7 @@ impl Cluster {
         let mut versions: Vec<&str> = own.versions.iter().map(|version| version.version.as_str()).collect();
         versions.sort_unstable();
         let version = versions.last().copied().ok_or(KubectlError::NoDefinitions)?;
-        let kind = GroupVersionKind::gvk(API_GROUP, version, Kind::Group.name());
+        let kind = GroupVersionKind::gvk(API_GROUP, version, ResourceKind::Group.name());
         Ok(ApiResource::from_gvk_with_plural(&kind, "rolebasedgroups"))
     }
 
@@ -167,7 +167,7 @@ impl Cluster {
         let resource = self.groups_resource().await?;
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &self.namespace, &resource);
         let mut last = KubectlError::NoDefinitions;
-        for _ in 0..EDITS {
+        for _ in 0..MAX_EDIT_ATTEMPTS {
             let Some(live) = api.get_opt(name).await? else { return Err(self.no_group(name).await) };
             let before = as_json(live, &resource);
             let mut wanted = before.clone();
@@ -191,33 +191,35 @@ impl Cluster {
     ///
     /// # Errors
     /// [`KubectlError::Api`].
-    pub async fn family(&self, name: &str) -> Result<Family, KubectlError> {
-        Ok(self.everything().await?.family(name))
+    pub async fn group_snapshot(&self, name: &str) -> Result<GroupSnapshot, KubectlError> {
+        Ok(self.namespace_snapshot().await?.group_snapshot(name))
     }
 
     /// All objects of the namespace, as far as groups are made of them.
     ///
     /// # Errors
     /// [`KubectlError::Api`].
-    pub async fn everything(&self) -> Result<Everything, KubectlError> {
+    pub async fn namespace_snapshot(&self) -> Result<NamespaceSnapshot, KubectlError> {
         // Warmups are no part of a group.
-        let others = [Kind::GroupSet, Kind::Warmup, Kind::WarmupPod, Kind::Node];
-        let kinds: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| !others.contains(kind)).collect();
+        let others =
+            [ResourceKind::GroupSet, ResourceKind::Warmup, ResourceKind::WarmupPod, ResourceKind::Node];
+        let kinds: Vec<ResourceKind> =
+            ResourceKind::ALL.into_iter().filter(|kind| !others.contains(kind)).collect();
         let lists = join_all(kinds.iter().map(|kind| self.list(*kind))).await;
-        let mut everything = Everything { objects: Vec::new(), absent: Vec::new() };
+        let mut everything = NamespaceSnapshot { objects: Vec::new(), absent: Vec::new() };
         for (kind, list) in kinds.into_iter().zip(lists) {
             match list {
                 Ok(objects) => everything.objects.extend(objects.into_iter().map(|object| (kind, object))),
                 Err(Error::Api(status)) if status.code == 404 => everything.absent.push(kind),
                 // Who may see groups need not be allowed to see profiles.
-                Err(Error::Api(status)) if status.code == 403 && kind == Kind::Profile => {}
+                Err(Error::Api(status)) if status.code == 403 && kind == ResourceKind::Profile => {}
                 Err(error) => return Err(error.into()),
             }
         }
         Ok(everything)
     }
 
-    async fn list(&self, kind: Kind) -> Result<Vec<Value>, Error> {
+    async fn list(&self, kind: ResourceKind) -> Result<Vec<Value>, Error> {
         let resource = kind.resource();
         let api: Api<DynamicObject> = match kind.is_of_cluster() {
             true => Api::all_with(self.client.clone(), &resource),
@@ -264,17 +266,17 @@ fn as_json(mut object: DynamicObject, resource: &ApiResource) -> Value {
 
 /// The group as v1alpha2.
 pub(super) fn current(group: Value) -> Result<Value, KubectlError> {
-    convert(&group, Version::V1alpha2).map_err(|error| KubectlError::Unreadable(error.to_string()))
+    convert(&group, ApiVersion::V1alpha2).map_err(|error| KubectlError::Unreadable(error.to_string()))
 }
 
-impl Everything {
+impl NamespaceSnapshot {
     /// The group of that name, all that it owns however far down, its policy, and all profiles.
     #[must_use]
-    pub fn family(&self, name: &str) -> Family {
-        let is_first = |kind: Kind, object: &Value| match kind {
-            Kind::Group | Kind::Policy => object["metadata"]["name"] == name,
-            Kind::ForeignPod => object["metadata"]["labels"][GROUP_NAME] == name,
-            kind => kind == Kind::Profile,
+    pub fn group_snapshot(&self, name: &str) -> GroupSnapshot {
+        let is_first = |kind: ResourceKind, object: &Value| match kind {
+            ResourceKind::Group | ResourceKind::Policy => object["metadata"]["name"] == name,
+            ResourceKind::ForeignPod => object["metadata"]["labels"][GROUP_NAME] == name,
+            kind => kind == ResourceKind::Profile,
         };
         let (mut found, mut left): (Vec<_>, Vec<_>) =
             self.objects.iter().partition(|(kind, object)| is_first(*kind, object));
@@ -293,10 +295,10 @@ impl Everything {
             found.extend(owned);
             left = others;
         }
-        let mut server = Server::new(Timestamp::now());
+        let mut server = SimulatedApiServer::new(Timestamp::now());
         for (kind, object) in found {
             server.restore(*kind, object.clone());
         }
-        Family { server, absent: self.absent.clone() }
+        GroupSnapshot { server, absent: self.absent.clone() }
     }
 }

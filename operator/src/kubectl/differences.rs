@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// One member that differs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Difference {
+pub struct FieldDifference {
     /// Where: `roles[store].standalonePattern.template.spec.containers[store].image`.
     pub path: String,
     /// What it was; nothing, if there was none.
@@ -18,10 +18,10 @@ pub struct Difference {
     pub to: Option<Value>,
 }
 
-impl Difference {
+impl FieldDifference {
     /// For people: a line each for what it was and what it is.
     #[must_use]
-    pub fn text(&self) -> String {
+    pub fn to_text(&self) -> String {
         let line = |mark: &str, value: &Option<Value>| {
             value.as_ref().map(|value| format!("{mark} {}: {value}\n", self.path)).unwrap_or_default()
         };
@@ -31,14 +31,14 @@ impl Difference {
 
 /// All members that differ. Lists of things with names are compared by name; what says nothing is like what is absent.
 #[must_use]
-pub(super) fn differences(from: &Value, to: &Value) -> Vec<Difference> {
+pub(super) fn differences(from: &Value, to: &Value) -> Vec<FieldDifference> {
     let mut all = Vec::new();
     compare("", from, to, &mut all);
     all
 }
 
-fn compare(path: &str, from: &Value, to: &Value, all: &mut Vec<Difference>) {
-    if from == to || says_nothing(from) && says_nothing(to) {
+fn compare(path: &str, from: &Value, to: &Value, all: &mut Vec<FieldDifference>) {
+    if from == to || is_empty_value(from) && is_empty_value(to) {
         return;
     }
     let null = &Value::Null;
@@ -65,17 +65,17 @@ fn compare(path: &str, from: &Value, to: &Value, all: &mut Vec<Difference>) {
     }
 }
 
-fn push(path: &str, from: &Value, to: &Value, all: &mut Vec<Difference>) {
-    let said = |value: &Value| (!says_nothing(value)).then(|| value.clone());
-    all.push(Difference { path: path.to_owned(), from: said(from), to: said(to) });
+fn push(path: &str, from: &Value, to: &Value, all: &mut Vec<FieldDifference>) {
+    let said = |value: &Value| (!is_empty_value(value)).then(|| value.clone());
+    all.push(FieldDifference { path: path.to_owned(), from: said(from), to: said(to) });
 }
 
-fn says_nothing(value: &Value) -> bool {
+fn is_empty_value(value: &Value) -> bool {
     match value {
         Value::Null => true,
         Value::String(text) => text.is_empty(),
         Value::Array(items) => items.iter().all(|item| item.get("$patch").is_some()),
-        Value::Object(members) => members.values().all(says_nothing),
+        Value::Object(members) => members.values().all(is_empty_value),
         _ => false,
     }
 }
@@ -89,10 +89,10 @@ fn names(list: &[Value]) -> Option<Vec<&str>> {
 
 /// A few words on each role: its images in full, the rest as a number.
 #[must_use]
-pub(super) fn summary(all: &[Difference]) -> Vec<String> {
+pub(super) fn summary(all: &[FieldDifference]) -> Vec<String> {
     let mut lines: Vec<(String, Vec<String>, usize)> = Vec::new();
     for one in all {
-        let (whose, rest) = whose(&one.path);
+        let (whose, rest) = role_of_path(&one.path);
         let at = lines.iter().position(|(other, ..)| *other == whose).unwrap_or_else(|| {
             lines.push((whose.clone(), Vec::new(), 0));
             lines.len() - 1
@@ -119,7 +119,7 @@ pub(super) fn summary(all: &[Difference]) -> Vec<String> {
 }
 
 /// The role or role template that a path is about, and the rest of it.
-fn whose(path: &str) -> (String, &str) {
+fn role_of_path(path: &str) -> (String, &str) {
     for (list, what) in [("roles[", ""), ("roleTemplates[", "template ")] {
         if let Some((name, rest)) = path.strip_prefix(list).and_then(|path| path.split_once(']')) {
             return (format!("{what}{name}"), rest.trim_start_matches('.'));

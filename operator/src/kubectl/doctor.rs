@@ -6,8 +6,8 @@ use kube::{Client, Error};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::text::count;
-use super::{Cluster, GroupReport};
+use super::output_format::count;
+use super::{ClusterClient, GroupReport};
 
 /// Definitions that the operator works with.
 pub(super) const DEFINITIONS: [&str; 10] = [
@@ -33,7 +33,7 @@ const WEBHOOKS: &str = "rbgs-validating-webhook-configuration";
 
 /// What was looked at, and how it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Finding {
+pub struct DoctorFinding {
     /// What it is about.
     pub about: &'static str,
     /// Whether something is wrong.
@@ -47,7 +47,7 @@ pub struct Finding {
 
 /// What was read of a cluster. `Err` says why something could not be read.
 #[derive(Debug, Clone)]
-pub struct Seen {
+pub struct DoctorSnapshot {
     /// CustomResourceDefinitions.
     pub definitions: Result<Vec<Value>, String>,
     /// Leases named as the operator's.
@@ -60,9 +60,9 @@ pub struct Seen {
     pub groups: Result<Vec<(String, Vec<String>)>, String>,
 }
 
-impl Seen {
+impl DoctorSnapshot {
     /// Looks at the cluster.
-    pub async fn read(cluster: &Cluster) -> Self {
+    pub async fn read(cluster: &ClusterClient) -> Self {
         let client = cluster.client();
         let list =
             |group, version, kind, plural, selector| list(client, group, version, kind, plural, selector);
@@ -86,28 +86,28 @@ impl Seen {
 
     /// What is to be said of it.
     #[must_use]
-    pub fn findings(&self, now: Timestamp) -> Vec<Finding> {
-        let mut findings = Findings::default();
+    pub fn findings(&self, now: Timestamp) -> Vec<DoctorFinding> {
+        let mut findings = DoctorFindings::default();
         match &self.definitions {
             Ok(definitions) => self.definitions(&mut findings, definitions),
-            Err(why) => findings.unread("definitions", why),
+            Err(why) => findings.push_unreadable("definitions", why),
         }
         match &self.leases {
             Ok(leases) => operator(&mut findings, leases, now),
-            Err(why) => findings.unread("operator", why),
+            Err(why) => findings.push_unreadable("operator", why),
         }
         match &self.webhooks {
             Ok(webhooks) => self.webhooks(&mut findings, webhooks),
-            Err(why) => findings.unread("webhooks", why),
+            Err(why) => findings.push_unreadable("webhooks", why),
         }
         match &self.groups {
             Ok(groups) => groups_of(&mut findings, groups),
-            Err(why) => findings.unread("groups", why),
+            Err(why) => findings.push_unreadable("groups", why),
         }
         findings.0
     }
 
-    fn definitions(&self, findings: &mut Findings, definitions: &[Value]) {
+    fn definitions(&self, findings: &mut DoctorFindings, definitions: &[Value]) {
         let found = |plural: &str| {
             let name = format!("{plural}.workloads.x-k8s.io");
             definitions.iter().find(|definition| definition["metadata"]["name"] == name.as_str())
@@ -115,12 +115,12 @@ impl Seen {
         let missing: Vec<&str> = DEFINITIONS.into_iter().filter(|plural| found(plural).is_none()).collect();
         let apply = "kubectl apply --server-side -f operator/crds/";
         if missing.is_empty() {
-            findings.good("definitions", format!("all {} kinds", DEFINITIONS.len()));
+            findings.push_ok("definitions", format!("all {} kinds", DEFINITIONS.len()));
         } else if missing.iter().all(|plural| OURS_ONLY.contains(plural)) {
             let what = format!("without {}, which groups as RBG has them do not need", missing.join(", "));
-            findings.good("definitions", what);
+            findings.push_ok("definitions", what);
         } else {
-            findings.fault("definitions", format!("missing: {}", missing.join(", ")), apply);
+            findings.push_problem("definitions", format!("missing: {}", missing.join(", ")), apply);
         }
         for plural in CONVERTED {
             let Some(definition) = found(plural) else { continue };
@@ -131,7 +131,7 @@ impl Seen {
             }
             if conversion["strategy"] != "Webhook" {
                 let mend = "start the operator with its webhooks: until it has registered them, objects of the other version lose what differs";
-                findings.fault(
+                findings.push_problem(
                     "definitions",
                     format!("{plural} has {versions} versions and nobody converts them"),
                     mend,
@@ -143,9 +143,9 @@ impl Seen {
         }
     }
 
-    fn webhooks(&self, findings: &mut Findings, webhooks: &[Value]) {
+    fn webhooks(&self, findings: &mut DoctorFindings, webhooks: &[Value]) {
         let Some(configuration) = webhooks.first() else {
-            findings.good(
+            findings.push_ok(
                 "webhooks",
                 "groups are not checked when they are written; the operator does it with its webhooks on"
                     .to_owned(),
@@ -159,14 +159,14 @@ impl Seen {
     }
 
     /// Whether somebody answers behind a Service that the API server asks.
-    fn reachable(&self, findings: &mut Findings, what: &str, service: &Value) {
+    fn reachable(&self, findings: &mut DoctorFindings, what: &str, service: &Value) {
         let (Some(namespace), Some(name)) = (service["namespace"].as_str(), service["name"].as_str()) else {
             // By URL: outside of the cluster.
             return;
         };
         let endpoints = match &self.endpoints {
             Ok(endpoints) => endpoints,
-            Err(why) => return findings.unread("webhooks", why),
+            Err(why) => return findings.push_unreadable("webhooks", why),
         };
         let is_ready = |endpoint: &Value| endpoint["conditions"]["ready"] != false;
         let answering = endpoints
@@ -179,30 +179,30 @@ impl Seen {
             .filter(|endpoint| is_ready(endpoint))
             .count();
         match answering {
-            0 => findings.fault(
+            0 => findings.push_problem(
                 "webhooks",
                 format!("nobody answers at Service {namespace}/{name}, which the API server asks for {what}"),
                 "start the operator there, or delete what it has left behind: groups cannot be written until then",
             ),
-            some => findings.good("webhooks", format!("{what}: {} of {namespace}/{name}", count(some, "endpoint"))),
+            some => findings.push_ok("webhooks", format!("{what}: {} of {namespace}/{name}", count(some, "endpoint"))),
         }
     }
 }
 
 #[derive(Default)]
-struct Findings(Vec<Finding>);
+struct DoctorFindings(Vec<DoctorFinding>);
 
-impl Findings {
-    fn good(&mut self, about: &'static str, what: String) {
-        self.0.push(Finding { about, is_fault: false, what, mend: String::new() });
+impl DoctorFindings {
+    fn push_ok(&mut self, about: &'static str, what: String) {
+        self.0.push(DoctorFinding { about, is_fault: false, what, mend: String::new() });
     }
 
-    fn fault(&mut self, about: &'static str, what: String, mend: &str) {
-        self.0.push(Finding { about, is_fault: true, what, mend: mend.to_owned() });
+    fn push_problem(&mut self, about: &'static str, what: String, mend: &str) {
+        self.0.push(DoctorFinding { about, is_fault: true, what, mend: mend.to_owned() });
     }
 
-    fn unread(&mut self, about: &'static str, why: &str) {
-        self.fault(
+    fn push_unreadable(&mut self, about: &'static str, why: &str) {
+        self.push_problem(
             about,
             format!("cannot be looked at: {why}"),
             "use an account that may list them, or ask who has one",
@@ -211,7 +211,7 @@ impl Findings {
 }
 
 /// Whether one operator works.
-fn operator(findings: &mut Findings, leases: &[Value], now: Timestamp) {
+fn operator(findings: &mut DoctorFindings, leases: &[Value], now: Timestamp) {
     let mut working = Vec::new();
     for lease in leases {
         let spec = &lease["spec"];
@@ -225,18 +225,18 @@ fn operator(findings: &mut Findings, leases: &[Value], now: Timestamp) {
         }
     }
     match working.as_slice() {
-        [] if leases.is_empty() => findings.fault(
+        [] if leases.is_empty() => findings.push_problem(
             "operator",
             format!("there is no Lease {LEASE}: no operator has worked here, or only one without --leader-elect"),
             "start moongate operator; without --leader-elect it has no Lease, which is all right while it is the only one",
         ),
-        [] => findings.fault(
+        [] => findings.push_problem(
             "operator",
             "the Lease has run out: groups go on as they are, and nothing is updated, scaled or replaced".to_owned(),
             "look at the operator's pods and their logs",
         ),
-        [one] => findings.good("operator", format!("{one} works")),
-        several => findings.fault(
+        [one] => findings.push_ok("operator", format!("{one} works")),
+        several => findings.push_problem(
             "operator",
             format!("{} operators work at the same time: {}", several.len(), several.join(", ")),
             "stop all but one: they undo each other's work",
@@ -244,16 +244,16 @@ fn operator(findings: &mut Findings, leases: &[Value], now: Timestamp) {
     }
 }
 
-fn groups_of(findings: &mut Findings, groups: &[(String, Vec<String>)]) {
+fn groups_of(findings: &mut DoctorFindings, groups: &[(String, Vec<String>)]) {
     if groups.is_empty() {
-        findings.good("groups", "there is none in this namespace".to_owned());
+        findings.push_ok("groups", "there is none in this namespace".to_owned());
     }
     for (name, waits_for) in groups {
         match waits_for.is_empty() {
-            true => findings.good("groups", format!("{name} is ready")),
+            true => findings.push_ok("groups", format!("{name} is ready")),
             false => {
                 let why = waits_for.join("; ");
-                findings.fault(
+                findings.push_problem(
                     "groups",
                     format!("{name} is not ready: {why}"),
                     &format!("kubectl moongate status {name} tells more"),
@@ -265,7 +265,7 @@ fn groups_of(findings: &mut Findings, groups: &[(String, Vec<String>)]) {
 
 /// As a person reads it.
 #[must_use]
-pub fn told(findings: &[Finding]) -> String {
+pub fn findings_text(findings: &[DoctorFinding]) -> String {
     let mut text = String::new();
     let mut about = "";
     for finding in findings {

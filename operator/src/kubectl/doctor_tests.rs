@@ -2,10 +2,10 @@
 
 use serde_json::json;
 
-use super::doctor::{CONVERTED, DEFINITIONS, Seen, told};
+use super::doctor::{CONVERTED, DEFINITIONS, DoctorSnapshot, findings_text};
 
 /// A cluster in which all is well.
-fn well() -> Seen {
+fn healthy_snapshot() -> DoctorSnapshot {
     let service = json!({"service": {"namespace": "rbgs", "name": "webhooks"}});
     let definitions = DEFINITIONS.map(|plural| match CONVERTED.contains(&plural) {
         true => json!({
@@ -22,7 +22,7 @@ fn well() -> Seen {
         "metadata": {"namespace": "rbgs", "labels": {"kubernetes.io/service-name": "webhooks"}},
         "endpoints": [{"conditions": {"ready": true}}, {"conditions": {"ready": false}}],
     });
-    Seen {
+    DoctorSnapshot {
         definitions: Ok(definitions.into()),
         leases: Ok(vec![lease]),
         webhooks: Ok(vec![json!({"webhooks": [{"name": "v.kb.io", "clientConfig": service}]})]),
@@ -31,7 +31,7 @@ fn well() -> Seen {
     }
 }
 
-fn faults(seen: &Seen, now: &str) -> Vec<String> {
+fn faults(seen: &DoctorSnapshot, now: &str) -> Vec<String> {
     let findings = seen.findings(now.parse().unwrap());
     let faults = findings.into_iter().filter(|finding| finding.is_fault);
     faults.map(|fault| format!("{}: {}", fault.about, fault.what)).collect()
@@ -41,24 +41,24 @@ const NOW: &str = "2026-01-01T00:00:10Z";
 
 #[test]
 fn a_cluster_that_is_well_has_no_fault() {
-    assert_eq!(faults(&well(), NOW), Vec::<String>::new());
-    let text = told(&well().findings(NOW.parse().unwrap()));
+    assert_eq!(faults(&healthy_snapshot(), NOW), Vec::<String>::new());
+    let text = findings_text(&healthy_snapshot().findings(NOW.parse().unwrap()));
     assert!(text.ends_with("\nNothing is wrong.\n"), "{text}");
     assert!(text.contains("  ok    conversion of rolebasedgroups: 1 endpoint of rbgs/webhooks\n"), "{text}");
 }
 
 #[test]
 fn each_fault_is_found() {
-    let late = faults(&well(), "2026-01-01T00:01:00Z");
+    let late = faults(&healthy_snapshot(), "2026-01-01T00:01:00Z");
     assert_eq!(late.len(), 1, "{late:?}");
     assert!(late[0].starts_with("operator: the Lease has run out"), "{late:?}");
 
-    let mut seen = well();
+    let mut seen = healthy_snapshot();
     seen.endpoints = Ok(Vec::new());
     let unheard = faults(&seen, NOW);
     assert_eq!(unheard.len(), 3, "two conversions and a check of groups: {unheard:?}");
 
-    let mut seen = well();
+    let mut seen = healthy_snapshot();
     let all = seen.definitions.as_mut().unwrap();
     all.retain(|definition| definition["metadata"]["name"] != "instances.workloads.x-k8s.io");
     assert_eq!(faults(&seen, NOW), Vec::<String>::new(), "upstream does not have it");
@@ -66,19 +66,19 @@ fn each_fault_is_found() {
     all.retain(|definition| definition["metadata"]["name"] != "roleinstances.workloads.x-k8s.io");
     assert_eq!(faults(&seen, NOW), ["definitions: missing: instances, roleinstances"]);
 
-    let mut seen = well();
+    let mut seen = healthy_snapshot();
     let groups = seen.definitions.as_mut().unwrap();
     groups[4]["spec"]["conversion"] = json!({"strategy": "None"});
     assert_eq!(faults(&seen, NOW), ["definitions: rolebasedgroups has 2 versions and nobody converts them"]);
 
-    let mut seen = well();
+    let mut seen = healthy_snapshot();
     let leases = seen.leases.as_mut().unwrap();
     let mut other = leases[0].clone();
     other["metadata"]["namespace"] = json!("rbg-system");
     leases.push(other);
     assert!(faults(&seen, NOW)[0].starts_with("operator: 2 operators work"));
 
-    let mut seen = well();
+    let mut seen = healthy_snapshot();
     seen.leases = Err("forbidden".to_owned());
     seen.groups = Ok(vec![("demo".to_owned(), vec!["role store: 1 of 3 ready".to_owned()])]);
     let both = faults(&seen, NOW);

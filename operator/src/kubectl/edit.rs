@@ -58,7 +58,7 @@ pub(super) fn roles_mut<'a>(
 }
 
 /// The object at a JSON pointer whose segments are names; made where it is missing.
-pub(super) fn made<'a>(value: &'a mut Value, path: &str) -> &'a mut Value {
+pub(super) fn value_at_mut<'a>(value: &'a mut Value, path: &str) -> &'a mut Value {
     path.split('/').filter(|name| !name.is_empty()).fold(value, |value, name| {
         if !value.is_object() {
             *value = Value::Object(Map::new());
@@ -71,14 +71,14 @@ pub(super) fn made<'a>(value: &'a mut Value, path: &str) -> &'a mut Value {
 ///
 /// # Errors
 /// [`KubectlError::NoRole`].
-pub fn paused(group: &mut Value, roles: &[String], is_paused: bool) -> Result<(), KubectlError> {
+pub fn set_paused(group: &mut Value, roles: &[String], is_paused: bool) -> Result<(), KubectlError> {
     for role in roles_mut(group, roles)? {
         if is_paused {
-            let strategy = made(role, "/rolloutStrategy");
+            let strategy = value_at_mut(role, "/rolloutStrategy");
             if strategy["type"].is_null() {
                 strategy["type"] = "RollingUpdate".into();
             }
-            made(strategy, "/rollingUpdate/paused").clone_from(&Value::Bool(true));
+            value_at_mut(strategy, "/rollingUpdate/paused").clone_from(&Value::Bool(true));
         } else if let Some(Value::Object(rolling)) = role.pointer_mut("/rolloutStrategy/rollingUpdate") {
             rolling.remove("paused");
         }
@@ -90,7 +90,7 @@ pub fn paused(group: &mut Value, roles: &[String], is_paused: bool) -> Result<()
 ///
 /// # Errors
 /// [`KubectlError::NoRole`].
-pub fn restarted(group: &mut Value, roles: &[String], now: &str) -> Result<(), KubectlError> {
+pub fn restart_pods(group: &mut Value, roles: &[String], now: &str) -> Result<(), KubectlError> {
     for role in roles_mut(group, roles)? {
         let mut paths = template_paths(role);
         paths.retain(|path| !PARTIAL.iter().any(|partial| path.ends_with(partial)));
@@ -99,9 +99,9 @@ pub fn restarted(group: &mut Value, roles: &[String], now: &str) -> Result<(), K
         for path in paths {
             let template = match role.pointer_mut(&path) {
                 Some(template) => template,
-                None => made(role, &path),
+                None => value_at_mut(role, &path),
             };
-            made(template, "/metadata/annotations")[RESTARTED_AT] = now.into();
+            value_at_mut(template, "/metadata/annotations")[RESTARTED_AT] = now.into();
         }
     }
     Ok(())

@@ -13,7 +13,7 @@ pub enum KubectlError {
     #[error("this cluster does not serve RoleBasedGroups: install their definitions (operator/crds) first")]
     NoDefinitions,
     /// There is no such group.
-    #[error("namespace {namespace} has no RoleBasedGroup `{name}`{}", there_are(.there))]
+    #[error("namespace {namespace} has no RoleBasedGroup `{name}`{}", alternatives(.there))]
     NoGroup {
         /// Its name.
         name: String,
@@ -23,7 +23,7 @@ pub enum KubectlError {
         there: Vec<String>,
     },
     /// There is no such role.
-    #[error("the group has no role `{role}`{}", there_are(.there))]
+    #[error("the group has no role `{role}`{}", alternatives(.there))]
     NoRole {
         /// Its name.
         role: String,
@@ -31,7 +31,7 @@ pub enum KubectlError {
         there: Vec<String>,
     },
     /// There is no such container.
-    #[error("role `{role}` has no container `{container}`{}", there_are(.there))]
+    #[error("role `{role}` has no container `{container}`{}", alternatives(.there))]
     NoContainer {
         /// The role.
         role: String,
@@ -43,7 +43,7 @@ pub enum KubectlError {
     /// Which container is meant is not said.
     #[error(
         "role `{role}` has several containers: say {role}/CONTAINER={image}{}",
-        there_are(.there)
+        alternatives(.there)
     )]
     WhichContainer {
         /// The role.
@@ -56,7 +56,7 @@ pub enum KubectlError {
     /// An image without a role fits nowhere.
     #[error(
         "no container runs another tag of {image}: say ROLE=IMAGE or ROLE/CONTAINER=IMAGE{}",
-        there_are(.there)
+        alternatives(.there)
     )]
     NoSuchRepository {
         /// The image.
@@ -65,7 +65,7 @@ pub enum KubectlError {
         there: Vec<String>,
     },
     /// There is no such revision.
-    #[error("the group has no revision {revision}{}", there_are(.there))]
+    #[error("the group has no revision {revision}{}", alternatives(.there))]
     NoRevision {
         /// Its number.
         revision: i64,
@@ -101,7 +101,7 @@ pub enum KubectlError {
 }
 
 /// What there is instead.
-fn there_are(there: &[String]) -> String {
+fn alternatives(there: &[String]) -> String {
     match there {
         [] => "; there is none".to_owned(),
         there => format!("; there are: {}", there.join(", ")),

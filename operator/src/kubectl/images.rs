@@ -9,7 +9,7 @@ use super::edit::{roles_mut, template_paths, text};
 
 /// `[ROLE[/CONTAINER]=]IMAGE`
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ImageWish {
+pub struct ImageAssignment {
     /// The role; `None`: all roles, where another tag of the same repository runs.
     pub role: Option<String>,
     /// The container; `None`: the role's only one, or those that run another tag of the same repository.
@@ -18,7 +18,7 @@ pub struct ImageWish {
     pub image: String,
 }
 
-impl FromStr for ImageWish {
+impl FromStr for ImageAssignment {
     type Err = String;
 
     fn from_str(wish: &str) -> Result<Self, String> {
@@ -46,12 +46,12 @@ impl FromStr for ImageWish {
 /// # Errors
 /// [`KubectlError::NoRole`], [`KubectlError::NoContainer`], [`KubectlError::WhichContainer`],
 /// [`KubectlError::NoSuchRepository`].
-pub fn with_images(group: &mut Value, wishes: &[ImageWish]) -> Result<(), KubectlError> {
+pub fn set_images(group: &mut Value, wishes: &[ImageAssignment]) -> Result<(), KubectlError> {
     let templates = group["spec"]["roleTemplates"].clone();
     for wish in wishes {
         let mut found = false;
         for role in roles_mut(group, wish.role.as_slice())? {
-            for container in chosen(role, &templates, wish)? {
+            for container in matching_containers(role, &templates, wish)? {
                 set_image(role, &templates, &container, &wish.image);
                 found = true;
             }
@@ -70,7 +70,11 @@ pub fn with_images(group: &mut Value, wishes: &[ImageWish]) -> Result<(), Kubect
 }
 
 /// The role's containers that the wish is about.
-fn chosen(role: &Value, templates: &Value, wish: &ImageWish) -> Result<Vec<String>, KubectlError> {
+fn matching_containers(
+    role: &Value,
+    templates: &Value,
+    wish: &ImageAssignment,
+) -> Result<Vec<String>, KubectlError> {
     let all = containers(role, templates);
     let mut there: Vec<String> = all.iter().map(|(name, _)| name.clone()).collect();
     there.dedup();
@@ -159,7 +163,7 @@ fn set_image(role: &mut Value, templates: &Value, container: &str, image: &str) 
     }
     // What other roles share stays as it is: this role's patch names the image.
     if let Some(patch) = reference.filter(|_| !in_patch && has(shared_template(role, templates))) {
-        let patch = super::edit::made(role, &patch);
+        let patch = super::edit::value_at_mut(role, &patch);
         if !patch["spec"]["containers"].is_array() {
             patch["spec"]["containers"] = json!([]);
         }
@@ -201,7 +205,7 @@ mod tests {
     #[test]
     fn a_wish_names_role_and_container_or_not() {
         let parse = |text: &str| {
-            let wish: ImageWish = text.parse().unwrap();
+            let wish: ImageAssignment = text.parse().unwrap();
             (wish.role.unwrap_or_default(), wish.container.unwrap_or_default(), wish.image)
         };
         let expected =
@@ -210,7 +214,7 @@ mod tests {
         assert_eq!(parse("r=a/b:1"), expected("r", "", "a/b:1"));
         assert_eq!(parse("r/c=host:5000/a@sha256:0"), expected("r", "c", "host:5000/a@sha256:0"));
         for wrong in ["", "=a", "r=", "r/=a", "/c=a", "r=a b"] {
-            assert!(wrong.parse::<ImageWish>().is_err(), "{wrong:?}");
+            assert!(wrong.parse::<ImageAssignment>().is_err(), "{wrong:?}");
         }
     }
 

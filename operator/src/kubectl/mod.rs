@@ -1,6 +1,6 @@
 //! What people do with groups: look at them, ask what a change would do, make it, take it back. Behind `kubectl moongate`.
 //!
-//! Texts of commands are made here, so that they are tested without a terminal; flags are the caller's. Only [`Cluster::edit`]
+//! Texts of commands are made here, so that they are tested without a terminal; flags are the caller's. Only [`ClusterClient::edit`]
 //! writes, and only a group's spec.
 
 mod cluster;
@@ -12,27 +12,27 @@ mod edit;
 mod error;
 mod history;
 mod images;
+mod output_format;
 mod plan;
 mod report;
-mod text;
 mod wait;
 
-pub use cluster::{Cluster, Everything, Family, Where};
-pub use differences::Difference;
-pub use doctor::{Finding, Seen, told};
-pub use edit::{paused, restarted};
+pub use cluster::{ClusterClient, GroupSnapshot, KubeContextOptions, NamespaceSnapshot};
+pub use differences::FieldDifference;
+pub use doctor::{DoctorFinding, DoctorSnapshot, findings_text};
+pub use edit::{restart_pods, set_paused};
 pub use error::KubectlError;
-pub use history::{History, Revision, undone};
-pub use images::{ImageWish, with_images};
-pub use plan::{Planned, applied, plan, read_files};
+pub use history::{GroupRevision, RevisionHistory, restore_revision};
+pub use images::{ImageAssignment, set_images};
+pub use output_format::{OutputFormat, age, table};
+pub use plan::{PlanReport, apply_file, plan, read_files};
 pub use rbg_api::keys::GROUPSET_NAME;
-pub use report::{GroupReport, InstanceReport, PodReport, RoleReport, Told};
-pub use text::{Format, age, table};
-pub use wait::{Progress, wait};
+pub use report::{EventReport, GroupReport, InstanceReport, PodReport, RoleReport};
+pub use wait::{RolloutProgress, wait};
 
 /// Whether the cluster has what groups need, and how to mend what is wrong.
-pub async fn examine(cluster: &Cluster) -> Vec<Finding> {
-    Seen::read(cluster).await.findings(k8s_openapi::jiff::Timestamp::now())
+pub async fn diagnose(cluster: &ClusterClient) -> Vec<DoctorFinding> {
+    DoctorSnapshot::read(cluster).await.findings(k8s_openapi::jiff::Timestamp::now())
 }
 
 /// The time, RFC 3339, as annotations of Kubernetes have it.

@@ -8,17 +8,17 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::KubectlError;
-use super::cluster::{Cluster, Family, current};
-use super::differences::{Difference, differences, summary};
+use super::cluster::{ClusterClient, GroupSnapshot, current};
+use super::differences::{FieldDifference, differences, summary};
 use super::edit::text;
-use super::text::{count, indented, table};
-use crate::forecast::{Forecast, Foreseen, Server, What, forecast};
-use crate::{Kind, admission};
+use super::output_format::{count, indented, table};
+use crate::forecast::{ForecastStep, RolloutForecast, SimulatedApiServer, StepEffect, forecast};
+use crate::{ResourceKind, validation};
 
 /// What a change would do.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Planned {
+pub struct PlanReport {
     /// The group's namespace.
     pub namespace: String,
     /// The group.
@@ -26,10 +26,10 @@ pub struct Planned {
     /// Whether it is there already.
     pub exists: bool,
     /// What of its spec would change.
-    pub changes: Vec<Difference>,
+    pub changes: Vec<FieldDifference>,
     /// What the operator would do about it.
     #[serde(flatten)]
-    pub forecast: Forecast,
+    pub forecast: RolloutForecast,
     /// What would still be other than the spec says when nothing is left to do, and why.
     pub left: Vec<String>,
 }
@@ -55,9 +55,9 @@ pub fn read_files(files: &[impl AsRef<Path>]) -> Result<(Vec<Value>, Vec<String>
         let documents: Vec<Option<Value>> =
             serde_saphyr::from_multiple(&text).map_err(|error| failed(&error))?;
         for object in documents.into_iter().flatten() {
-            match object["kind"].as_str().and_then(Kind::named) {
-                Some(Kind::Group) => found.push(current(object).map_err(|error| failed(&error))?),
-                Some(Kind::Policy) => found.push(object),
+            match object["kind"].as_str().and_then(ResourceKind::parse) {
+                Some(ResourceKind::Group) => found.push(current(object).map_err(|error| failed(&error))?),
+                Some(ResourceKind::Policy) => found.push(object),
                 _ => left_out.push(format!("{} {}", self::text(&object["kind"]), name(&object))),
             }
         }
@@ -75,39 +75,41 @@ fn name(object: &Value) -> String {
 /// # Errors
 /// What `change` says, [`KubectlError::Refused`], or why the cluster cannot be read.
 pub async fn plan(
-    cluster: &Cluster,
+    cluster: &ClusterClient,
     group: &str,
     policies: &[Value],
     change: impl FnOnce(Option<Value>) -> Result<Value, KubectlError>,
-) -> Result<Planned, KubectlError> {
+) -> Result<PlanReport, KubectlError> {
     let live = cluster.find(group).await?;
     let mut wanted = change(live.clone())?;
     wanted["metadata"]["namespace"] = cluster.namespace.as_str().into();
     check(&wanted, live.as_ref())?;
-    Ok(planned(cluster.family(group).await?, live.as_ref(), wanted, policies))
+    Ok(plan_report(cluster.group_snapshot(group).await?, live.as_ref(), wanted, policies))
 }
 
 /// What comes of it that a group, `live` until now, becomes `wanted`.
-fn planned(family: Family, live: Option<&Value>, wanted: Value, policies: &[Value]) -> Planned {
+fn plan_report(family: GroupSnapshot, live: Option<&Value>, wanted: Value, policies: &[Value]) -> PlanReport {
     let (group, namespace) = (name(&wanted), text(&wanted["metadata"]["namespace"]));
     let mut server = family.server;
-    put(&mut server, Kind::Group, wanted);
+    put(&mut server, ResourceKind::Group, wanted);
     for policy in policies.iter().filter(|policy| name(policy) == group) {
         let mut policy = policy.clone();
         policy["metadata"]["namespace"] = namespace.as_str().into();
-        put(&mut server, Kind::Policy, policy);
+        put(&mut server, ResourceKind::Policy, policy);
     }
-    let spec = |server: &Server| server.get(Kind::Group, &group).map(|group| group["spec"].clone());
+    let spec = |server: &SimulatedApiServer| {
+        server.get(ResourceKind::Group, &group).map(|group| group["spec"].clone())
+    };
     let changes = live.map(|live| differences(&live["spec"], &spec(&server).unwrap_or_default()));
     let forecast = forecast(&mut server, GangScheduler::default(), &family.absent);
-    let left = server.get(Kind::Group, &group).map(left).unwrap_or_default();
+    let left = server.get(ResourceKind::Group, &group).map(pending_conditions).unwrap_or_default();
     let (exists, changes) = (live.is_some(), changes.unwrap_or_default());
-    Planned { namespace, group, exists, changes, forecast, left }
+    PlanReport { namespace, group, exists, changes, forecast, left }
 }
 
 /// As `kubectl apply` does: labels and annotations of others stay, the spec is what the file says.
 #[must_use]
-pub fn applied(live: Option<Value>, file: &Value) -> Value {
+pub fn apply_file(live: Option<Value>, file: &Value) -> Value {
     let Some(mut live) = live else { return file.clone() };
     for member in ["labels", "annotations"] {
         for (key, value) in file["metadata"][member].as_object().into_iter().flatten() {
@@ -118,7 +120,7 @@ pub fn applied(live: Option<Value>, file: &Value) -> Value {
     live
 }
 
-fn put(server: &mut Server, kind: Kind, object: Value) {
+fn put(server: &mut SimulatedApiServer, kind: ResourceKind, object: Value) {
     match server.get(kind, &name(&object)) {
         Some(live) => {
             let mut wanted = object;
@@ -138,7 +140,7 @@ fn check(wanted: &Value, live: Option<&Value>) -> Result<(), KubectlError> {
             .map_err(|error| KubectlError::Unreadable(format!("the group cannot be read: {error}")))
     };
     let (wanted, live) = (read(wanted)?, live.map(read).transpose()?);
-    let objections = admission::group(&wanted, live.as_ref());
+    let objections = validation::validate_group(&wanted, live.as_ref());
     match objections.is_empty() {
         true => Ok(()),
         false => {
@@ -149,7 +151,7 @@ fn check(wanted: &Value, live: Option<&Value>) -> Result<(), KubectlError> {
 }
 
 /// What a group says at the end of what is still to come.
-fn left(group: &Value) -> Vec<String> {
+fn pending_conditions(group: &Value) -> Vec<String> {
     let mut left = Vec::new();
     let statuses = group["status"]["roleStatuses"].as_array().into_iter().flatten();
     for status in statuses {
@@ -176,7 +178,7 @@ fn left(group: &Value) -> Vec<String> {
     left
 }
 
-impl Planned {
+impl PlanReport {
     /// Whether nothing would be done.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
@@ -201,12 +203,13 @@ impl Planned {
     }
 
     fn headline(&self) -> String {
-        let of = |what: What| {
-            let pods = self.forecast.steps.iter().filter(|step| step.kind == Kind::Pod.name());
+        let of = |what: StepEffect| {
+            let pods = self.forecast.steps.iter().filter(|step| step.kind == ResourceKind::Pod.name());
             pods.filter(|step| step.what == what).count()
         };
-        let (restarted, made, ended) = (of(What::RestartInPlace), of(What::Create), of(What::Delete));
-        let replaced = self.forecast.steps.iter().filter(|step| step.what == What::ReplacePods).count();
+        let (restarted, made, ended) =
+            (of(StepEffect::RestartInPlace), of(StepEffect::Create), of(StepEffect::Delete));
+        let replaced = self.forecast.steps.iter().filter(|step| step.what == StepEffect::ReplacePods).count();
         let mut parts = Vec::new();
         for (number, words) in [(restarted, "restarted in place"), (made, "made"), (ended, "ended")] {
             if number > 0 {
@@ -227,7 +230,7 @@ impl Planned {
         if self.forecast.steps.is_empty() {
             return String::new();
         }
-        let row = |(index, step): (usize, &Foreseen)| {
+        let row = |(index, step): (usize, &ForecastStep)| {
             let images =
                 step.images.iter().map(|one| format!("{}: {} -> {}", one.container, one.from, one.to));
             let why = images.fold(step.reason.clone(), |why, image| format!("{why}; {image}"));
@@ -280,12 +283,12 @@ mod tests {
 
     #[test]
     fn people_are_told_what_restarts_in_which_order_and_why() {
-        let mut server = Server::new(Timestamp::from_second(1_790_000_000).unwrap());
-        server.create(Kind::Group, group("s:1", &[]));
+        let mut server = SimulatedApiServer::new(Timestamp::from_second(1_790_000_000).unwrap());
+        server.create(ResourceKind::Group, group("s:1", &[]));
         assert!(forecast(&mut server, GangScheduler::default(), &[]).problems.is_empty());
-        let live = server.get(Kind::Group, "g").unwrap().clone();
-        let family = Family { server, absent: Vec::new() };
-        let text = planned(family.clone(), Some(&live), group("s:2", &[]), &[]).text();
+        let live = server.get(ResourceKind::Group, "g").unwrap().clone();
+        let family = GroupSnapshot { server, absent: Vec::new() };
+        let text = plan_report(family.clone(), Some(&live), group("s:2", &[]), &[]).text();
         let expected = "\
 g in n: 2 pods restarted in place
 
@@ -303,20 +306,20 @@ Roles
   store   2     2          0     0      1
 ";
         assert_eq!(text, expected);
-        let nothing = planned(family.clone(), Some(&live), live.clone(), &[]);
+        let nothing = plan_report(family.clone(), Some(&live), live.clone(), &[]);
         assert!(nothing.is_nothing() && nothing.text().starts_with("g in n: nothing to do\n"));
-        let other = planned(family, Some(&live), group("s:1", &["-v"]), &[]).text();
+        let other = plan_report(family, Some(&live), group("s:1", &["-v"]), &[]).text();
         assert!(other.starts_with("g in n: 2 pods made, 2 pods ended\n"), "{other}");
         assert!(other.contains("router: 1 member"), "{other}");
     }
 
     #[test]
-    fn a_file_takes_the_place_of_the_spec_and_leaves_what_others_wrote() {
+    fn file_replaces_spec_and_keeps_fields_of_other_managers() {
         let mut live = group("s:1", &[]);
         live["metadata"]["labels"] = json!({ "theirs": "x" });
         let mut file = group("s:2", &[]);
         file["metadata"]["labels"] = json!({ "ours": "y" });
-        let applied = applied(Some(live), &file);
+        let applied = apply_file(Some(live), &file);
         assert_eq!(applied["metadata"]["labels"], json!({ "theirs": "x", "ours": "y" }));
         assert_eq!(applied["spec"], file["spec"]);
     }

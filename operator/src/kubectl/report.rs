@@ -7,13 +7,13 @@ use rbg_api::keys;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::cluster::{Cluster, Family};
+use super::cluster::{ClusterClient, GroupSnapshot};
 use super::edit::text;
 use super::images::{images, name_of};
-use super::text::{age, indented, table};
-use super::wait::Progress;
-use super::{History, KubectlError};
-use crate::Kind;
+use super::output_format::{age, indented, table};
+use super::wait::RolloutProgress;
+use super::{KubectlError, RevisionHistory};
+use crate::ResourceKind;
 
 /// Events that are told.
 const EVENTS: usize = 10;
@@ -40,7 +40,7 @@ pub struct GroupReport {
     /// Its roles.
     pub roles: Vec<RoleReport>,
     /// The latest events about it and its parts, the oldest first.
-    pub events: Vec<Told>,
+    pub events: Vec<EventReport>,
 }
 
 /// A role.
@@ -81,7 +81,7 @@ pub struct InstanceReport {
 pub struct PodReport {
     /// Its name.
     pub name: String,
-    /// Its state: `Running`, or why it does not run.
+    /// Its state: `OperatorChild`, or why it does not run.
     pub state: String,
     /// Whether it serves.
     pub ready: bool,
@@ -100,7 +100,7 @@ pub struct PodReport {
 /// An event.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Told {
+pub struct EventReport {
     /// Seconds since then.
     pub age_seconds: i64,
     /// `Normal` or `Warning`.
@@ -108,7 +108,7 @@ pub struct Told {
     pub kind: String,
     /// Reason in one word.
     pub reason: String,
-    /// `Kind/name` of what it is about.
+    /// `ResourceKind/name` of what it is about.
     pub object: String,
     /// What happened.
     pub message: String,
@@ -119,9 +119,9 @@ impl GroupReport {
     ///
     /// # Errors
     /// [`KubectlError`].
-    pub async fn read(cluster: &Cluster, name: &str) -> Result<Self, KubectlError> {
+    pub async fn read(cluster: &ClusterClient, name: &str) -> Result<Self, KubectlError> {
         let group = cluster.group(name).await?;
-        let family = cluster.family(name).await?;
+        let family = cluster.group_snapshot(name).await?;
         // Who may see groups need not be allowed to see events.
         let events = cluster.events(&uids(&family)).await.unwrap_or_default();
         Self::of(&group, &family, &events, Timestamp::now())
@@ -131,16 +131,16 @@ impl GroupReport {
     ///
     /// # Errors
     /// [`KubectlError`].
-    pub async fn all(cluster: &Cluster, everywhere: bool) -> Result<Vec<Self>, KubectlError> {
+    pub async fn all(cluster: &ClusterClient, everywhere: bool) -> Result<Vec<Self>, KubectlError> {
         let mut by_namespace: BTreeMap<String, Vec<Value>> = BTreeMap::new();
         for group in cluster.groups(everywhere).await? {
             by_namespace.entry(text(&group["metadata"]["namespace"])).or_default().push(group);
         }
         let mut reports = Vec::new();
         for (namespace, groups) in by_namespace {
-            let everything = cluster.in_namespace(&namespace).everything().await?;
+            let everything = cluster.in_namespace(&namespace).namespace_snapshot().await?;
             for group in groups {
-                let family = everything.family(&text(&group["metadata"]["name"]));
+                let family = everything.group_snapshot(&text(&group["metadata"]["name"]));
                 reports.push(Self::of(&group, &family, &[], Timestamp::now())?);
             }
         }
@@ -150,17 +150,17 @@ impl GroupReport {
     /// Of a group of v1alpha2, all that belongs to it, and events about that.
     pub fn of(
         group: &Value,
-        family: &Family,
+        family: &GroupSnapshot,
         events: &[Value],
         now: Timestamp,
     ) -> Result<Self, KubectlError> {
-        let history = History::of(group, family)?;
+        let history = RevisionHistory::read(group, family)?;
         let roles = group["spec"]["roles"].as_array().into_iter().flatten();
         let roles: Vec<RoleReport> = roles.map(|spec| role(group, spec, family, now)).collect();
-        let waits_for = match Progress::of(group) {
-            Progress::Done => Vec::new(),
-            Progress::Stuck(why) => vec![why],
-            Progress::Going(lines) => lines,
+        let waits_for = match RolloutProgress::for_group(group) {
+            RolloutProgress::Done => Vec::new(),
+            RolloutProgress::Stuck(why) => vec![why],
+            RolloutProgress::InProgress(lines) => lines,
         };
         let labels = &group["metadata"]["labels"];
         let latest = events.iter().skip(events.len().saturating_sub(EVENTS));
@@ -173,11 +173,11 @@ impl GroupReport {
             group_set: labels[keys::GROUPSET_NAME].as_str().map(str::to_owned),
             age_seconds: seconds_since(&group["metadata"]["creationTimestamp"], now),
             roles,
-            events: latest.map(|event| told(event, now)).collect(),
+            events: latest.map(|event| event_report(event, now)).collect(),
         })
     }
 
-    /// One line of a list of groups, under [`Self::HEAD`].
+    /// One line of a list of groups, under [`Self::TABLE_HEADER`].
     #[must_use]
     pub fn row(&self) -> Vec<String> {
         let sum = |number: &dyn Fn(&RoleReport) -> i64| self.roles.iter().map(number).sum::<i64>();
@@ -195,7 +195,7 @@ impl GroupReport {
     }
 
     /// What the columns of [`Self::row`] are.
-    pub const HEAD: [&str; 8] =
+    pub const TABLE_HEADER: [&str; 8] =
         ["NAMESPACE", "NAME", "ROLES", "READY", "UPDATED", "REVISION", "AGE", "WAITS FOR"];
 
     /// For people, in full.
@@ -267,16 +267,22 @@ fn label<'a>(object: &'a Value, key: &str) -> &'a str {
     object["metadata"]["labels"][key].as_str().unwrap_or_default()
 }
 
-fn role(group: &Value, spec: &Value, family: &Family, now: Timestamp) -> RoleReport {
+fn role(group: &Value, spec: &Value, family: &GroupSnapshot, now: Timestamp) -> RoleReport {
     let name = name_of(spec);
     let statuses = group["status"]["roleStatuses"].as_array().into_iter().flatten();
     let status = statuses.into_iter().find(|status| status["name"] == name.as_str());
     let number = |member: &str| status.and_then(|status| status[member].as_i64()).unwrap_or(0);
-    let kinds = [Kind::Set, Kind::StatefulSet, Kind::Deployment, Kind::LeaderWorkerSet];
+    let kinds = [
+        ResourceKind::Set,
+        ResourceKind::StatefulSet,
+        ResourceKind::Deployment,
+        ResourceKind::LeaderWorkerSet,
+    ];
     let mut workloads = kinds.into_iter().flat_map(|kind| family.server.all(kind));
     let workload = workloads.find(|live| label(live, keys::ROLE_NAME) == name);
     let mut instances: BTreeMap<String, Vec<PodReport>> = BTreeMap::new();
-    let pods = [Kind::Pod, Kind::ForeignPod].into_iter().flat_map(|kind| family.server.all(kind));
+    let pods =
+        [ResourceKind::Pod, ResourceKind::ForeignPod].into_iter().flat_map(|kind| family.server.all(kind));
     for pod in pods.filter(|pod| label(pod, keys::ROLE_NAME) == name) {
         let own =
             [label(pod, keys::ROLE_INSTANCE_NAME), pod["metadata"]["name"].as_str().unwrap_or_default()];
@@ -369,9 +375,9 @@ pub(super) fn event_time(event: &Value) -> &str {
     times.into_iter().find_map(|time| event.pointer(time)?.as_str()).unwrap_or_default()
 }
 
-fn told(event: &Value, now: Timestamp) -> Told {
+fn event_report(event: &Value, now: Timestamp) -> EventReport {
     let about = &event["involvedObject"];
-    Told {
+    EventReport {
         age_seconds: seconds_since(&event_time(event).into(), now),
         kind: text(&event["type"]),
         reason: text(&event["reason"]),
@@ -381,10 +387,10 @@ fn told(event: &Value, now: Timestamp) -> Told {
 }
 
 /// UIDs of a group and its parts.
-fn uids(family: &Family) -> BTreeSet<String> {
+fn uids(family: &GroupSnapshot) -> BTreeSet<String> {
     family
         .server
-        .everything()
+        .objects()
         .filter_map(|(_, object)| Some(object["metadata"]["uid"].as_str()?.to_owned()))
         .collect()
 }

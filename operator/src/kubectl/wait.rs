@@ -7,28 +7,28 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::KubectlError;
-use super::cluster::Cluster;
+use super::cluster::ClusterClient;
 use super::edit::text;
 use crate::status;
 
 /// Between two looks.
-const PAUSE: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How far a group is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Progress {
+pub enum RolloutProgress {
     /// All is as the spec says.
     Done,
     /// What is still to come, a line for each role.
-    Going(Vec<String>),
+    InProgress(Vec<String>),
     /// Nothing moves until somebody does something about it.
     Stuck(String),
 }
 
-impl Progress {
+impl RolloutProgress {
     /// That of a group of v1alpha2.
     #[must_use]
-    pub fn of(group: &Value) -> Self {
+    pub fn for_group(group: &Value) -> Self {
         let typed: Option<RoleBasedGroup> = serde_json::from_value(group.clone()).ok();
         let conditions = || group["status"]["conditions"].as_array().into_iter().flatten();
         let is_observed = group["status"]["observedGeneration"] == group["metadata"]["generation"];
@@ -37,9 +37,9 @@ impl Progress {
             return Self::Stuck(text(&refused["message"]));
         }
         if !is_observed {
-            return Self::Going(vec!["the operator has not seen the change yet".to_owned()]);
+            return Self::InProgress(vec!["the operator has not seen the change yet".to_owned()]);
         }
-        let roles: Vec<(bool, String)> = going(group);
+        let roles: Vec<(bool, String)> = unfinished_roles(group);
         if roles.is_empty() && typed.as_ref().is_some_and(status::is_group_settled) {
             return Self::Done;
         }
@@ -47,12 +47,12 @@ impl Progress {
             let lines: Vec<String> = roles.into_iter().map(|(_, line)| line).collect();
             return Self::Stuck(format!("{}; `rollout resume` lets it go on", lines.join("; ")));
         }
-        Self::Going(roles.into_iter().map(|(_, line)| line).collect())
+        Self::InProgress(roles.into_iter().map(|(_, line)| line).collect())
     }
 }
 
 /// Roles that are not as they shall be: whether only a pause is to blame, and a line for people.
-fn going(group: &Value) -> Vec<(bool, String)> {
+fn unfinished_roles(group: &Value) -> Vec<(bool, String)> {
     let mut going = Vec::new();
     for role in group["spec"]["roles"].as_array().into_iter().flatten() {
         let statuses = group["status"]["roleStatuses"].as_array().into_iter().flatten();
@@ -87,7 +87,7 @@ fn going(group: &Value) -> Vec<(bool, String)> {
 /// # Errors
 /// [`KubectlError::TimedOut`], also if nothing moves; or why the cluster cannot be read.
 pub async fn wait(
-    cluster: &Cluster,
+    cluster: &ClusterClient,
     group: &str,
     limit: Duration,
     mut tell: impl FnMut(&[String]),
@@ -95,10 +95,10 @@ pub async fn wait(
     let begun = Instant::now();
     let mut told = Vec::new();
     loop {
-        match Progress::of(&cluster.group(group).await?) {
-            Progress::Done => return Ok(()),
-            Progress::Stuck(why) => return Err(KubectlError::TimedOut(why)),
-            Progress::Going(lines) => {
+        match RolloutProgress::for_group(&cluster.group(group).await?) {
+            RolloutProgress::Done => return Ok(()),
+            RolloutProgress::Stuck(why) => return Err(KubectlError::TimedOut(why)),
+            RolloutProgress::InProgress(lines) => {
                 if lines != told {
                     tell(&lines);
                     told = lines;
@@ -108,7 +108,7 @@ pub async fn wait(
         if begun.elapsed() >= limit {
             return Err(KubectlError::TimedOut(told.join("; ")));
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -131,13 +131,15 @@ mod tests {
 
     #[test]
     fn a_group_is_done_when_all_roles_are() {
-        assert_eq!(Progress::of(&group(3, false)), Progress::Done);
-        let going = Progress::of(&group(1, false));
-        assert_eq!(going, Progress::Going(vec!["a: 1 of 3 updated, 3 ready".to_owned()]));
-        let Progress::Stuck(why) = Progress::of(&group(1, true)) else { unreachable!("{going:?}") };
+        assert_eq!(RolloutProgress::for_group(&group(3, false)), RolloutProgress::Done);
+        let going = RolloutProgress::for_group(&group(1, false));
+        assert_eq!(going, RolloutProgress::InProgress(vec!["a: 1 of 3 updated, 3 ready".to_owned()]));
+        let RolloutProgress::Stuck(why) = RolloutProgress::for_group(&group(1, true)) else {
+            unreachable!("{going:?}")
+        };
         assert!(why.contains("paused"), "{why}");
         let mut unseen = group(3, false);
         unseen["metadata"]["generation"] = 3.into();
-        assert!(matches!(Progress::of(&unseen), Progress::Going(_)));
+        assert!(matches!(RolloutProgress::for_group(&unseen), RolloutProgress::InProgress(_)));
     }
 }

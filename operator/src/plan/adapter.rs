@@ -8,8 +8,8 @@ use rbg_api::v1alpha2::{
 };
 use serde_json::{Value, json};
 
-use super::{Action, Plan};
-use crate::Kind;
+use super::{ReconcilePlan, WriteAction};
+use crate::ResourceKind;
 
 /// What is known of an adapter.
 #[derive(Clone, Copy)]
@@ -26,8 +26,8 @@ pub struct AdapterInput<'a> {
 
 /// What is to be done. An adapter without replicas takes the role's; after that the role follows.
 #[must_use]
-pub fn adapter(input: AdapterInput<'_>) -> Plan {
-    let mut plan = Plan::default();
+pub fn adapter(input: AdapterInput<'_>) -> ReconcilePlan {
+    let mut plan = ReconcilePlan::default();
     let adapter = input.adapter;
     if adapter.metadata.deletion_timestamp.is_some() {
         return plan;
@@ -40,7 +40,7 @@ pub fn adapter(input: AdapterInput<'_>) -> Plan {
             (status.replicas, status.ready_replicas) = (Some(0), Some(0));
         }
     }
-    plan.status(Kind::Adapter, name(adapter), adapter.status.as_ref(), &status);
+    plan.status(ResourceKind::Adapter, name(adapter), adapter.status.as_ref(), &status);
     plan
 }
 
@@ -73,13 +73,13 @@ fn bind(
     group: &RoleBasedGroup,
     role: &RoleSpec,
     status: &mut RoleBasedGroupScalingAdapterStatus,
-    plan: &mut Plan,
+    plan: &mut ReconcilePlan,
 ) {
     match input.adapter.spec.replicas.map(|replicas| replicas.max(0)) {
         None => {
             let body = json!({ "spec": { "replicas": role.replicas } });
             let name = name(input.adapter).to_owned();
-            let action = Action::Patch { kind: Kind::Adapter, name, status: false, body };
+            let action = WriteAction::Patch { kind: ResourceKind::Adapter, name, status: false, body };
             plan.push(action, "the adapter begins with the role's replicas");
         }
         Some(replicas) if replicas != role.replicas => {
@@ -99,13 +99,13 @@ fn bind(
 }
 
 /// The whole group, so that a change that was made meanwhile is not lost.
-fn scaled(group: &RoleBasedGroup, role: &str, replicas: i32) -> Action {
+fn scaled(group: &RoleBasedGroup, role: &str, replicas: i32) -> WriteAction {
     let mut group = group.clone();
     for spec in group.spec.roles.iter_mut().filter(|spec| spec.name == role) {
         spec.replicas = replicas;
     }
-    Action::Replace {
-        kind: Kind::Group,
+    WriteAction::Replace {
+        kind: ResourceKind::Group,
         name: group.metadata.name.clone().unwrap_or_default(),
         object: serde_json::to_value(&group).unwrap_or_default(),
     }
@@ -113,11 +113,11 @@ fn scaled(group: &RoleBasedGroup, role: &str, replicas: i32) -> Action {
 
 /// Selector of the role's pods. One pod per instance, where there is one that speaks for it: an autoscaler divides by the replicas.
 fn selector(workload: &Value, role: &RoleSpec) -> Option<String> {
-    if workload["kind"] == Kind::LeaderWorkerSet.name() {
+    if workload["kind"] == ResourceKind::LeaderWorkerSet.name() {
         return workload["status"]["hpaPodSelector"].as_str().map(str::to_owned);
     }
     let labels = workload["spec"]["selector"]["matchLabels"].as_object()?;
-    let leader = role.leader_worker_pattern.as_ref().filter(|_| workload["kind"] == Kind::Set.name());
+    let leader = role.leader_worker_pattern.as_ref().filter(|_| workload["kind"] == ResourceKind::Set.name());
     let leader = leader.map(|_| (keys::COMPONENT_INDEX, "0"));
     let pairs = labels.iter().filter_map(|(key, value)| Some((key.as_str(), value.as_str()?))).chain(leader);
     let pairs: Vec<String> = pairs.map(|(key, value)| format!("{key}={value}")).collect();

@@ -5,25 +5,29 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
-use moongate_render::revision::Revision;
-use moongate_render::{GangScheduler, Group, Kept, Manifest, Profiles, Role, RoleNames, WorkloadKind};
+use moongate_render::revision::SpecRevision;
+use moongate_render::{
+    GangScheduler, GroupRenderer, Manifest, PreservedFields, RoleNames, RoleRenderer, RuntimeProfiles,
+    WorkloadKind,
+};
 use rbg_api::template::member_object;
 use rbg_api::v1alpha2::{CoordinatedPolicySpec, RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleSpec};
 use rbg_api::{Condition, keys};
 use serde_json::Value;
 
-use super::targets::{LiveRole, Target, is_observed, targets};
+use super::desired_roles::{DesiredRole, RoleWithWorkload, desired_roles, is_observed};
 use super::{
-    Action, NodeLabels, Plan, PlanError, adapter, gang, places, ports, profiles, revisions, stateful,
+    NodeLabelLookup, PlanError, ReconcilePlan, WriteAction, adapter, gang, pod_locations, ports, profiles,
+    revisions, stateful,
 };
-use crate::Kind;
-use crate::status::{self, RoleState};
+use crate::ResourceKind;
+use crate::status::{self, ObservedRoleStatus};
 
 /// Revisions of a group that are kept.
-const HISTORY: usize = 5;
+const REVISION_LIMIT: usize = 5;
 
 /// Chooses a port for an object of that name, kept as that annotation.
-pub type PortFor<'a> = &'a dyn Fn(&str, &str) -> Result<Option<u16>, PlanError>;
+pub type PortAllocator<'a> = &'a dyn Fn(&str, &str) -> Result<Option<u16>, PlanError>;
 
 /// What is known of a group.
 #[derive(Clone, Copy)]
@@ -31,7 +35,7 @@ pub struct GroupInput<'a> {
     /// The group.
     pub group: &'a RoleBasedGroup,
     /// All profiles.
-    pub profiles: &'a Profiles,
+    pub profiles: &'a RuntimeProfiles,
     /// Who schedules gangs.
     pub gang: GangScheduler,
     /// Its stored revisions.
@@ -45,27 +49,27 @@ pub struct GroupInput<'a> {
     /// Its pods, whoever made them.
     pub pods: &'a dyn Fn() -> Vec<Pod>,
     /// Where they run.
-    pub nodes: NodeLabels<'a>,
+    pub nodes: NodeLabelLookup<'a>,
     /// Pods that other controllers made for the workload of that UID.
     pub foreign_pods: &'a dyn Fn(&str) -> Vec<Pod>,
     /// Any other object of its namespace.
-    pub live: &'a dyn Fn(Kind, &str) -> Option<Value>,
+    pub live: &'a dyn Fn(ResourceKind, &str) -> Option<Value>,
     /// A port for a workload; `None` if no ports are to be chosen.
-    pub port: PortFor<'a>,
+    pub port: PortAllocator<'a>,
     /// Whether the cluster does without a kind.
-    pub is_absent: &'a dyn Fn(Kind) -> bool,
+    pub is_absent: &'a dyn Fn(ResourceKind) -> bool,
     /// The time.
     pub now: Timestamp,
 }
 
 /// What is to be done. A spec that cannot be run changes nothing but the status, which says why.
 #[must_use]
-pub fn group(input: GroupInput<'_>) -> Plan {
-    let mut plan = Plan::default();
+pub fn group(input: GroupInput<'_>) -> ReconcilePlan {
+    let mut plan = ReconcilePlan::default();
     if input.group.metadata.deletion_timestamp.is_some() {
         return plan;
     }
-    let as_run = as_run(input.group, input.workloads);
+    let as_run = with_running_patterns(input.group, input.workloads);
     let input = GroupInput { group: as_run.as_ref().unwrap_or(input.group), ..input };
     let mut states = Vec::new();
     let refused = plan_roles(input, &mut plan, &mut states).err().map(|error| error.to_string());
@@ -75,15 +79,15 @@ pub fn group(input: GroupInput<'_>) -> Plan {
     let mut after = status::group(input.group, &states, refused.as_deref(), input.now);
     let of_workload = |live: &Value| serde_json::from_value(live["status"]["conditions"].clone()).ok();
     let parts: Vec<Vec<Condition>> = input.workloads.iter().filter_map(of_workload).collect();
-    status::gather_waiting(&mut after.conditions, parts.iter().map(Vec::as_slice), input.now);
+    status::aggregate_waiting(&mut after.conditions, parts.iter().map(Vec::as_slice), input.now);
     let name = input.group.metadata.name.as_deref().unwrap_or_default();
-    plan.status(Kind::Group, name, input.group.status.as_ref(), &after);
+    plan.status(ResourceKind::Group, name, input.group.status.as_ref(), &after);
     plan
 }
 
 /// The group with the pattern that roles are run by, where they ask for one by v1alpha1's annotation only. Upstream does not
 /// know that annotation, so what it has left behind may be run by another one; to follow it now would replace all pods.
-fn as_run(group: &RoleBasedGroup, workloads: &[Value]) -> Option<RoleBasedGroup> {
+fn with_running_patterns(group: &RoleBasedGroup, workloads: &[Value]) -> Option<RoleBasedGroup> {
     let mut as_run = group.clone();
     for role in &mut as_run.spec.roles {
         let Some(asked) = role.annotations.get(keys::legacy::INSTANCE_PATTERN) else { continue };
@@ -99,130 +103,151 @@ fn as_run(group: &RoleBasedGroup, workloads: &[Value]) -> Option<RoleBasedGroup>
 
 /// Why a group cannot be run.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Refusal {
+pub(crate) enum GroupPlanError {
     #[error(transparent)]
     Render(#[from] PlanError),
     #[error("role `{0}` depends on `{1}`, which is no role of this group")]
     NoSuchRole(String, String),
     #[error("these roles depend on each other in a circle: {0}")]
-    Circle(String),
+    DependencyCycle(String),
     #[error(
         "the group's annotations {} and {} exclude each other; set the latter on roles, or leave it out",
         keys::GANG_SCHEDULING,
         keys::INSTANCE_GANG_SCHEDULING
     )]
-    Gangs,
+    ConflictingGangs,
     #[error("this cluster does not serve {kind} ({version})", kind = .0.name(), version = .0.api_version())]
-    Absent(Kind),
+    Absent(ResourceKind),
 }
 
-fn plan_roles(input: GroupInput<'_>, plan: &mut Plan, states: &mut Vec<RoleState>) -> Result<(), Refusal> {
-    let group = Group::new(input.group, input.profiles, input.gang)?;
+fn plan_roles(
+    input: GroupInput<'_>,
+    plan: &mut ReconcilePlan,
+    states: &mut Vec<ObservedRoleStatus>,
+) -> Result<(), GroupPlanError> {
+    let group = GroupRenderer::new(input.group, input.profiles, input.gang)?;
     check_dependencies(input.group)?;
     let roles = live_roles(input, group)?;
     let mut policy = policy(input, group, plan)?;
-    policy.iter_mut().for_each(|policy| gang::without_steps(group, policy));
-    let targets = targets(input, policy.as_ref(), &roles, plan);
+    policy.iter_mut().for_each(|policy| gang::remove_scaling_rules(group, policy));
+    let targets = desired_roles(input, policy.as_ref(), &roles, plan);
     store_revision(input, group, plan);
-    let now = targets.iter().map(|(name, target)| (name.clone(), target.now.clone())).collect();
-    let file = (input.live)(Kind::ConfigMap, input.group.metadata.name.as_deref().unwrap_or_default());
-    if let Some(manifest) = group.config_map(&now, &places::of_group(input, file.as_ref())?)? {
-        apply_if_other(&manifest, file, plan, "the discovery file");
+    let now = targets.iter().map(|(name, target)| (name.clone(), target.current.clone())).collect();
+    let file =
+        (input.live)(ResourceKind::ConfigMap, input.group.metadata.name.as_deref().unwrap_or_default());
+    if let Some(manifest) = group.config_map(&now, &pod_locations::group_locations(input, file.as_ref())?)? {
+        apply_if_changed(&manifest, file, plan, "the discovery file");
     }
     gang::plan(input, group, plan)?;
     let mut wanted = Vec::new();
     for one in &roles {
-        let LiveRole { spec, role, live } = one;
+        let RoleWithWorkload { spec, role, live } = one;
         let Some(target) = targets.get(&spec.name) else { continue };
-        let kept = kept(*live, role);
-        let mut manifest = profiles::workload(input, spec, role, &target.now, (*live, &kept))?;
-        ports::of_role(input, &mut manifest, *live)?;
-        stateful::steps(input, one, target, &mut manifest);
-        end_topology(&mut manifest, *live);
+        let kept = preserved_fields(*live, role);
+        let mut manifest = profiles::workload(input, spec, role, &target.current, (*live, &kept))?;
+        ports::allocate_role_ports(input, &mut manifest, *live)?;
+        stateful::plan_rollout(input, one, target, &mut manifest);
+        remove_topology_annotation(&mut manifest, *live);
         states.push(state(role, target, *live, &manifest));
         wanted.push((spec, role, target, live, manifest));
     }
     for (index, (spec, role, target, live, manifest)) in wanted.iter().enumerate() {
         let is_unready =
-            |name: &&String| states.iter().any(|state| state.name == **name && !state.is_as_asked());
+            |name: &&String| states.iter().any(|state| state.name == **name && !state.is_at_requested());
         // None of a gang's pods has a node before all are made.
         let begins_with_gang = live.is_none() && group.pod_group().is_some();
         if let Some(other) = spec.dependencies.iter().find(is_unready).filter(|_| !begins_with_gang) {
-            states[index].held = Some(format!("role {} waits for {other}", spec.name));
+            states[index].blocked_by = Some(format!("role {} waits for {other}", spec.name));
             continue;
         }
         if !is_written(manifest, **live) {
             let reason =
                 if live.is_some() { "the role's spec has changed" } else { "the role has no workload" };
-            plan.push(Action::Apply(manifest.clone()), format!("{}: {reason}", spec.name));
+            plan.push(WriteAction::Apply(manifest.clone()), format!("{}: {reason}", spec.name));
         }
         if let Some(uid) = live.and_then(|live| live["metadata"]["uid"].as_str())
-            && let Some(service) = role.service(&target.now, uid)
+            && let Some(service) = role.service(&target.current, uid)
         {
-            apply_if_other(&service, (input.live)(Kind::Service, service.name()), plan, "the role's service");
+            apply_if_changed(
+                &service,
+                (input.live)(ResourceKind::Service, service.name()),
+                plan,
+                "the role's service",
+            );
         }
     }
     plan_adapters(input, &roles, plan);
     delete_orphans(input, plan);
-    revisions::prune(input.revisions, |_| false, HISTORY, plan);
+    revisions::prune(input.revisions, |_| false, REVISION_LIMIT, plan);
     Ok(())
 }
 
-fn live_roles<'a>(input: GroupInput<'a>, group: Group<'a>) -> Result<Vec<LiveRole<'a>>, Refusal> {
+fn live_roles<'a>(
+    input: GroupInput<'a>,
+    group: GroupRenderer<'a>,
+) -> Result<Vec<RoleWithWorkload<'a>>, GroupPlanError> {
     let of_one = |spec: &'a RoleSpec| {
         let live = workload(input.workloads, spec);
         let mut names = RoleNames::new(input.group.metadata.name.as_deref().unwrap_or_default(), &spec.name);
         if let Some(name) = live.and_then(|live| live["metadata"]["name"].as_str()) {
             name.clone_into(&mut names.workload);
         }
-        let role = Role::new(group, spec, names)?;
-        if role.kind() == WorkloadKind::LeaderWorkerSet && (input.is_absent)(Kind::LeaderWorkerSet) {
-            return Err(Refusal::Absent(Kind::LeaderWorkerSet));
+        let role = RoleRenderer::new(group, spec, names)?;
+        if role.kind() == WorkloadKind::LeaderWorkerSet && (input.is_absent)(ResourceKind::LeaderWorkerSet) {
+            return Err(GroupPlanError::Absent(ResourceKind::LeaderWorkerSet));
         }
-        Ok(LiveRole { spec, role, live })
+        Ok(RoleWithWorkload { spec, role, live })
     };
     input.group.spec.roles.iter().map(of_one).collect()
 }
 
 /// The workload that runs the role as it is now.
 pub(super) fn workload<'a>(workloads: &'a [Value], role: &RoleSpec) -> Option<&'a Value> {
-    let kind = WorkloadKind::of(role).ok()?.kind();
+    let kind = WorkloadKind::from_role(role).ok()?.kind();
     workloads.iter().find(|live| live["kind"] == kind && label(live, keys::ROLE_NAME) == Some(&role.name))
 }
 
 /// The policy of the group's name, or the one that v1alpha1's `coordination` stands for.
 fn policy(
     input: GroupInput<'_>,
-    group: Group<'_>,
-    plan: &mut Plan,
+    group: GroupRenderer<'_>,
+    plan: &mut ReconcilePlan,
 ) -> Result<Option<CoordinatedPolicySpec>, PlanError> {
     let read = |object: &Value| serde_json::from_value(object["spec"].clone()).ok();
     let name = input.group.metadata.name.as_deref().unwrap_or_default();
-    let live = (input.live)(Kind::Policy, name);
+    let live = (input.live)(ResourceKind::Policy, name);
     let Some(manifest) = group.coordinated_policy()? else { return Ok(live.as_ref().and_then(read)) };
     let spec = read(&Value::Object(manifest.0.clone()));
-    apply_if_other(&manifest, live, plan, "the policy of the group's coordination");
+    apply_if_changed(&manifest, live, plan, "the policy of the group's coordination");
     Ok(spec)
 }
 
-fn plan_adapters(input: GroupInput<'_>, roles: &[LiveRole<'_>], plan: &mut Plan) {
+fn plan_adapters(input: GroupInput<'_>, roles: &[RoleWithWorkload<'_>], plan: &mut ReconcilePlan) {
     for manifest in roles.iter().filter_map(|role| role.role.scaling_adapter()) {
-        apply_if_other(&manifest, (input.live)(Kind::Adapter, manifest.name()), plan, "the role's adapter");
+        apply_if_changed(
+            &manifest,
+            (input.live)(ResourceKind::Adapter, manifest.name()),
+            plan,
+            "the role's adapter",
+        );
     }
     let is_going = |adapter: &RoleBasedGroupScalingAdapter| adapter.metadata.deletion_timestamp.is_some();
     let has_role = |live: &_| roles.iter().any(|role| adapter::is_of(live, role.spec));
     for surplus in input.adapters.iter().filter(|live| !has_role(live) && !is_going(live)) {
         let name = adapter::name(surplus).to_owned();
         let uid = surplus.metadata.uid.clone().unwrap_or_default();
-        plan.push(Action::Delete { kind: Kind::Adapter, name, uid }, "no role of the group has it any more");
+        plan.push(
+            WriteAction::Delete { kind: ResourceKind::Adapter, name, uid },
+            "no role of the group has it any more",
+        );
     }
 }
 
-pub(crate) fn check_dependencies(group: &RoleBasedGroup) -> Result<(), Refusal> {
+pub(crate) fn check_dependencies(group: &RoleBasedGroup) -> Result<(), GroupPlanError> {
     let roles = &group.spec.roles;
     for role in roles {
         if let Some(other) = role.dependencies.iter().find(|name| group.spec.role(name).is_none()) {
-            return Err(Refusal::NoSuchRole(role.name.clone(), other.clone()));
+            return Err(GroupPlanError::NoSuchRole(role.name.clone(), other.clone()));
         }
     }
     let mut left: Vec<_> = roles.iter().collect();
@@ -232,33 +257,33 @@ pub(crate) fn check_dependencies(group: &RoleBasedGroup) -> Result<(), Refusal> 
         left.retain(|role| role.dependencies.iter().any(|name| names.contains(name)));
         match left.len() {
             0 => return Ok(()),
-            count if count == before => return Err(Refusal::Circle(names.join(", "))),
+            count if count == before => return Err(GroupPlanError::DependencyCycle(names.join(", "))),
             _ => {}
         }
     }
 }
 
-fn store_revision(input: GroupInput<'_>, group: Group<'_>, plan: &mut Plan) {
+fn store_revision(input: GroupInput<'_>, group: GroupRenderer<'_>, plan: &mut ReconcilePlan) {
     let name = input.group.metadata.name.as_deref().unwrap_or_default();
     let newest = input.revisions.iter().max_by_key(|stored| stored.revision);
     let number = newest.map_or(0, |stored| stored.revision).saturating_add(1);
-    let wanted = Revision::of_group(name, &input.group.spec, number);
+    let wanted = SpecRevision::for_group(name, &input.group.spec, number);
     if newest.and_then(revisions::data).is_some_and(|data| wanted.is_same(&data)) {
         return;
     }
     let namespace = input.group.metadata.namespace.as_deref().unwrap_or_default();
     let labels = wanted.group_labels(name);
     let manifest = wanted.manifest(namespace, labels, BTreeMap::new(), &group.owner(true), number);
-    plan.push(Action::Create(manifest), "the spec has a new revision");
+    plan.push(WriteAction::Create(manifest), "the spec has a new revision");
 }
 
-fn kept(live: Option<&Value>, role: &Role<'_>) -> Kept {
+fn preserved_fields(live: Option<&Value>, role: &RoleRenderer<'_>) -> PreservedFields {
     let is_foreign = role.kind() != WorkloadKind::RoleInstanceSet;
-    let Some(live) = live.filter(|_| is_foreign) else { return Kept::default() };
+    let Some(live) = live.filter(|_| is_foreign) else { return PreservedFields::default() };
     let selector = serde_json::from_value(live["spec"]["selector"]["matchLabels"].clone()).ok();
     let labels = &live["spec"]["template"]["metadata"]["labels"];
     let made_with = live["metadata"]["annotations"][keys::TOPOLOGY].as_str().unwrap_or_default();
-    Kept {
+    PreservedFields {
         selector,
         legacy: Some(labels.get(keys::legacy::GROUP_NAME).is_some()),
         topology: is_of_revision(live, role).then(|| made_with.to_owned()),
@@ -266,7 +291,7 @@ fn kept(live: Option<&Value>, role: &Role<'_>) -> Kept {
 }
 
 /// A workload whose pods were told of nearness and are no longer says so: what is left out would stay.
-fn end_topology(manifest: &mut Manifest, live: Option<&Value>) {
+fn remove_topology_annotation(manifest: &mut Manifest, live: Option<&Value>) {
     if live.is_some_and(|live| live["metadata"]["annotations"].get(keys::TOPOLOGY).is_some()) {
         let metadata = member_object(&mut manifest.0, "metadata");
         member_object(metadata, "annotations").entry(keys::TOPOLOGY).or_insert_with(|| "".into());
@@ -274,7 +299,7 @@ fn end_topology(manifest: &mut Manifest, live: Option<&Value>) {
 }
 
 /// Whether the workload was made from the role as it is.
-fn is_of_revision(live: &Value, role: &Role<'_>) -> bool {
+fn is_of_revision(live: &Value, role: &RoleRenderer<'_>) -> bool {
     label(live, &role.revision_label()) == Some(role.revision().as_str())
 }
 
@@ -287,18 +312,28 @@ fn is_written(manifest: &Manifest, live: Option<&Value>) -> bool {
     let Some(live) = live else { return false };
     let template = |object: &Value| object["spec"]["roleInstanceTemplate"].clone();
     let wanted = Value::Object(manifest.0.clone());
-    manifest.is_in(live) && template(&wanted) == template(live)
+    manifest.is_subset_of(live) && template(&wanted) == template(live)
 }
 
-pub(super) fn apply_if_other(manifest: &Manifest, live: Option<Value>, plan: &mut Plan, what: &str) {
+pub(super) fn apply_if_changed(
+    manifest: &Manifest,
+    live: Option<Value>,
+    plan: &mut ReconcilePlan,
+    what: &str,
+) {
     match live {
-        Some(live) if manifest.is_in(&live) => {}
-        Some(_) => plan.push(Action::Apply(manifest.clone()), format!("{what} has changed")),
-        None => plan.push(Action::Apply(manifest.clone()), format!("{what} is missing")),
+        Some(live) if manifest.is_subset_of(&live) => {}
+        Some(_) => plan.push(WriteAction::Apply(manifest.clone()), format!("{what} has changed")),
+        None => plan.push(WriteAction::Apply(manifest.clone()), format!("{what} is missing")),
     }
 }
 
-fn state(role: &Role<'_>, target: &Target, live: Option<&Value>, manifest: &Manifest) -> RoleState {
+fn state(
+    role: &RoleRenderer<'_>,
+    target: &DesiredRole,
+    live: Option<&Value>,
+    manifest: &Manifest,
+) -> ObservedRoleStatus {
     let written = is_written(manifest, live);
     let status = live.map(|live| &live["status"]);
     let number = |name: &str| {
@@ -308,26 +343,26 @@ fn state(role: &Role<'_>, target: &Target, live: Option<&Value>, manifest: &Mani
     let observed = live.is_some_and(is_observed);
     let wanted = Value::Object(manifest.0.clone());
     let same_spec = live.is_some_and(|live| is_of_revision(live, role));
-    RoleState {
+    ObservedRoleStatus {
         name: label(&wanted, keys::ROLE_NAME).unwrap_or_default().to_owned(),
         desired: target.desired,
-        asked: target.now.replicas,
-        expected_updated: target.desired.saturating_sub(target.held_back),
+        requested: target.current.replicas,
+        expected_updated: target.desired.saturating_sub(target.partitioned),
         replicas: number("replicas"),
         ready: number("readyReplicas"),
         updated: if observed && same_spec { number("updatedReplicas") } else { 0 },
         current: written && observed,
-        held: None,
+        blocked_by: None,
     }
 }
 
 /// Workloads of roles that are gone, or that run as another kind now.
-fn delete_orphans(input: GroupInput<'_>, plan: &mut Plan) {
+fn delete_orphans(input: GroupInput<'_>, plan: &mut ReconcilePlan) {
     for workload in input.workloads {
         let role = label(workload, keys::ROLE_NAME).and_then(|name| input.group.spec.role(name));
-        let wanted = role.and_then(|role| WorkloadKind::of(role).ok());
+        let wanted = role.and_then(|role| WorkloadKind::from_role(role).ok());
         let (Some(kind), Some(name), Some(uid)) = (
-            workload["kind"].as_str().and_then(Kind::named),
+            workload["kind"].as_str().and_then(ResourceKind::parse),
             workload["metadata"]["name"].as_str(),
             workload["metadata"]["uid"].as_str(),
         ) else {
@@ -335,7 +370,7 @@ fn delete_orphans(input: GroupInput<'_>, plan: &mut Plan) {
         };
         let is_going = workload["metadata"].get("deletionTimestamp").is_some();
         if wanted.is_none_or(|wanted| wanted.kind() != kind.name()) && !is_going {
-            let action = Action::Delete { kind, name: name.to_owned(), uid: uid.to_owned() };
+            let action = WriteAction::Delete { kind, name: name.to_owned(), uid: uid.to_owned() };
             plan.push(action, "no role of the group runs so any more");
         }
     }

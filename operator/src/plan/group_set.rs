@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::jiff::Timestamp;
 use moongate_render::{Manifest, group_set};
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupSet, RoleBasedGroupSpec};
-use rbg_api::{IntOrPercent, Round, keys};
+use rbg_api::{IntOrPercent, RoundingMode, keys};
 use serde_json::Value;
 
-use super::{Action, Plan, PlanError};
-use crate::Kind;
-use crate::apply::FIELD_MANAGER;
-use crate::status::{self, GroupSetFacts};
+use super::{PlanError, ReconcilePlan, WriteAction};
+use crate::ResourceKind;
+use crate::resource_writer::FIELD_MANAGER;
+use crate::status::{self, ObservedGroupSet};
 
 /// Annotation of a set: groups, as a number or percentage, that an update may take out of service at a time. One if unset.
 pub const MAX_UNAVAILABLE: &str = "moongate.io/max-unavailable";
@@ -33,15 +33,15 @@ pub struct GroupSetInput<'a> {
 ///
 /// # Errors
 /// [`PlanError`].
-pub fn group_set(input: GroupSetInput<'_>) -> Result<Plan, PlanError> {
-    let mut plan = Plan::default();
+pub fn group_set(input: GroupSetInput<'_>) -> Result<ReconcilePlan, PlanError> {
+    let mut plan = ReconcilePlan::default();
     let set = input.set;
     if set.metadata.deletion_timestamp.is_some() {
         return Ok(plan);
     }
     let replicas = set.spec.replicas.max(0);
     let by_index = by_index(input, replicas, &mut plan);
-    let mut facts = GroupSetFacts { desired: replicas, ..GroupSetFacts::default() };
+    let mut facts = ObservedGroupSet { desired: replicas, ..ObservedGroupSet::default() };
     let mut old = Vec::new();
     for index in 0..replicas {
         let Some(live) = by_index.get(&index) else {
@@ -64,7 +64,7 @@ pub fn group_set(input: GroupSetInput<'_>) -> Result<Plan, PlanError> {
     update(input, replicas, &by_index, old, &mut plan);
     let after = status::group_set(set, &facts, input.now);
     let set_name = set.metadata.name.as_deref().unwrap_or_default();
-    plan.status(Kind::GroupSet, set_name, set.status.as_ref(), &after);
+    plan.status(ResourceKind::GroupSet, set_name, set.status.as_ref(), &after);
     Ok(plan)
 }
 
@@ -76,7 +76,7 @@ fn name(group: &RoleBasedGroup) -> &str {
 fn by_index<'a>(
     input: GroupSetInput<'a>,
     replicas: i32,
-    plan: &mut Plan,
+    plan: &mut ReconcilePlan,
 ) -> BTreeMap<i32, &'a RoleBasedGroup> {
     let mut groups: Vec<_> = input.groups.iter().map(|group| (index(group), group)).collect();
     // Of two with one index the older one stays.
@@ -93,8 +93,8 @@ fn by_index<'a>(
         }
     }
     for group in surplus.iter().rev().filter(|group| group.metadata.deletion_timestamp.is_none()) {
-        let action = Action::Delete {
-            kind: Kind::Group,
+        let action = WriteAction::Delete {
+            kind: ResourceKind::Group,
             name: name(group).to_owned(),
             uid: group.metadata.uid.clone().unwrap_or_default(),
         };
@@ -112,18 +112,18 @@ fn index(group: &RoleBasedGroup) -> Option<i32> {
 fn make(
     input: GroupSetInput<'_>,
     index: i32,
-    plan: &mut Plan,
-    facts: &mut GroupSetFacts,
+    plan: &mut ReconcilePlan,
+    facts: &mut ObservedGroupSet,
 ) -> Result<(), PlanError> {
     let set_name = input.set.metadata.name.as_deref().ok_or(PlanError::NoMetadata("name"))?;
     let name = group_set::name(set_name, index);
     // One of ours that is surplus may still have the name; then it is soon free.
     if (input.exists)(&name) {
-        facts.taken.push(name);
+        facts.conflicting_names.push(name);
         return Ok(());
     }
     let manifest = group_set::group(input.set, index, &name, None)?;
-    plan.push(Action::Create(manifest), format!("group {name} is missing"));
+    plan.push(WriteAction::Create(manifest), format!("group {name} is missing"));
     Ok(())
 }
 
@@ -133,7 +133,7 @@ fn update(
     replicas: i32,
     by_index: &BTreeMap<i32, &RoleBasedGroup>,
     mut old: Vec<(&&RoleBasedGroup, Manifest)>,
-    plan: &mut Plan,
+    plan: &mut ReconcilePlan,
 ) {
     let in_service = |group: &RoleBasedGroup| {
         group.metadata.deletion_timestamp.is_none() && status::is_group_settled(group)
@@ -149,8 +149,8 @@ fn update(
             }
             budget -= 1;
         }
-        let action = Action::Replace {
-            kind: Kind::Group,
+        let action = WriteAction::Replace {
+            kind: ResourceKind::Group,
             name: name(live).to_owned(),
             object: rewritten(live, wanted),
         };
@@ -162,7 +162,7 @@ fn max_unavailable(set: &RoleBasedGroupSet, replicas: i32) -> i32 {
     let text = set.metadata.annotations.as_ref().and_then(|annotations| annotations.get(MAX_UNAVAILABLE));
     let number = text.and_then(|text| match text.parse() {
         Ok(count) => Some(count),
-        Err(_) => IntOrPercent::Text(text.clone()).of(replicas, Round::Up),
+        Err(_) => IntOrPercent::Text(text.clone()).of(replicas, RoundingMode::Up),
     });
     number.unwrap_or(1).max(1)
 }
@@ -174,7 +174,7 @@ fn is_written(wanted: &Manifest, live: &RoleBasedGroup) -> bool {
     let same_spec = serde_json::from_value::<RoleBasedGroupSpec>(spec).is_ok_and(|spec| spec == live.spec);
     let metadata = Manifest([("metadata".to_owned(), wanted.0["metadata"].clone())].into_iter().collect());
     same_spec
-        && serde_json::to_value(live).is_ok_and(|live| metadata.is_in(&live))
+        && serde_json::to_value(live).is_ok_and(|live| metadata.is_subset_of(&live))
         && ["labels", "annotations"].iter().all(|member| stale(wanted, live, member).is_empty())
 }
 

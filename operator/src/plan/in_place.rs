@@ -9,7 +9,7 @@ pub(crate) use difference::RESTARTED_AT;
 pub(super) use difference::{is_possible, new_images};
 pub(crate) use progress::{GRACE, is_same_image};
 pub(super) use progress::{
-    STATE, annotation, begun_at, explained_restarts, gate_since, has_waiting_images, is_down, is_updating,
+    STATE, annotation, begun_at, expected_restarts, gate_since, has_pending_images, is_down, is_updating,
     state_with,
 };
 
@@ -22,18 +22,18 @@ use rbg_api::keys;
 use serde_json::{Map, Value, json};
 
 use super::instance::{InstanceInput, component_of, delete};
-use super::{Action, Plan, after, hooks, revisions};
-use crate::Kind;
+use super::{ReconcilePlan, WriteAction, add_duration, hooks, revisions};
+use crate::ResourceKind;
 use crate::status::{pod_has, pod_label};
-use difference::{images, old_template, texts, with_pending};
-use progress::seconds;
+use difference::{images, metadata_patch, old_template, with_pending};
+use progress::rfc3339_seconds;
 
 /// A condition of a pod, as it is patched.
 pub(super) fn condition(kind: &str, is_true: bool, reason: &str, message: &str, now: Timestamp) -> Value {
     let mut condition = json!({
         "type": kind,
         "status": if is_true { "True" } else { "False" },
-        "lastTransitionTime": seconds(now),
+        "lastTransitionTime": rfc3339_seconds(now),
     });
     for (member, text) in [("reason", reason), ("message", message)] {
         condition[member] = if text.is_empty() { Value::Null } else { text.into() };
@@ -42,7 +42,12 @@ pub(super) fn condition(kind: &str, is_true: bool, reason: &str, message: &str, 
 }
 
 /// Begins the update of a pod that is of another revision. One that cannot be updated in place is made anew.
-pub(super) fn begin(input: InstanceInput<'_>, pod: &Pod, revision: &revisions::Found, plan: &mut Plan) {
+pub(super) fn begin(
+    input: InstanceInput<'_>,
+    pod: &Pod,
+    revision: &revisions::RevisionRef,
+    plan: &mut ReconcilePlan,
+) {
     let live = input.instance;
     let Some(component) = component_of(live, pod) else { return };
     let name = pod.metadata.name.clone().unwrap_or_default();
@@ -66,19 +71,19 @@ pub(super) fn begin(input: InstanceInput<'_>, pod: &Pod, revision: &revisions::F
     };
     let images = with_pending(images, pod, &component.template);
     let id = pod_label(pod, keys::COMPONENT_ID).and_then(|id| id.parse().ok()).unwrap_or(0);
-    let mut labels = texts(&old, &component.template, "labels");
+    let mut labels = metadata_patch(&old, &component.template, "labels");
     labels.extend(
         pod::labels(live, component, id, &revision.hash).into_iter().map(|(key, value)| (key, value.into())),
     );
-    let mut annotations = texts(&old, &component.template, "annotations");
+    let mut annotations = metadata_patch(&old, &component.template, "annotations");
     let mut body = json!({ "metadata": { "uid": pod.metadata.uid } });
     if !images.is_empty() {
         if pod_has(pod, "InPlaceUpdateReady") || pod_has(pod, "InstancePodReady") {
-            close(input, pod, &name, plan);
+            close_gate(input, pod, &name, plan);
         }
         let mut state = progress::state(pod, &images, revision, input.now);
         if hooks::has_hooks(&component.template) {
-            state["hooks"] = hooks::begun();
+            state["hooks"] = hooks::initial_progress();
         }
         annotations.insert(STATE.to_owned(), state.to_string().into());
         let grace = grace_seconds(input);
@@ -87,14 +92,14 @@ pub(super) fn begin(input: InstanceInput<'_>, pod: &Pod, revision: &revisions::F
             let waiting =
                 json!({ "revision": revision.name, "containerImages": images, "graceSeconds": grace });
             annotations.insert(GRACE.to_owned(), waiting.to_string().into());
-            plan.look_again(after(input.now, Duration::from_secs(grace)));
+            plan.schedule_requeue(add_duration(input.now, Duration::from_secs(grace)));
         } else {
             body["spec"] = containers(&images);
         }
     }
     body["metadata"]["labels"] = Value::Object(labels);
     body["metadata"]["annotations"] = Value::Object(annotations);
-    let action = Action::Patch { kind: Kind::Pod, name: name.clone(), status: false, body };
+    let action = WriteAction::Patch { kind: ResourceKind::Pod, name: name.clone(), status: false, body };
     plan.push(action, format!("{name} is updated in place"));
 }
 
@@ -103,7 +108,7 @@ pub(super) fn recreate(
     input: InstanceInput<'_>,
     pods: &[&Pod],
     reason: impl Fn(&str) -> String,
-    plan: &mut Plan,
+    plan: &mut ReconcilePlan,
 ) {
     let held = drain(input, pods, plan);
     for pod in pods.iter().filter(|_| !held) {
@@ -112,14 +117,14 @@ pub(super) fn recreate(
 }
 
 /// Has pods drain that are going to be deleted. Answers whether one of them is still at work.
-pub(super) fn drain(input: InstanceInput<'_>, pods: &[&Pod], plan: &mut Plan) -> bool {
+pub(super) fn drain(input: InstanceInput<'_>, pods: &[&Pod], plan: &mut ReconcilePlan) -> bool {
     let mut held = false;
     for pod in pods {
         if hooks::are_used(input.instance) && pod_has(pod, "InPlaceUpdateReady") {
-            close(input, pod, pod.metadata.name.as_deref().unwrap_or_default(), plan);
+            close_gate(input, pod, pod.metadata.name.as_deref().unwrap_or_default(), plan);
             held = true;
         } else {
-            held |= hooks::holds_deletion(input, pod, plan);
+            held |= hooks::blocks_deletion(input, pod, plan);
         }
     }
     held
@@ -127,19 +132,19 @@ pub(super) fn drain(input: InstanceInput<'_>, pods: &[&Pod], plan: &mut Plan) ->
 
 /// Goes on with the update of a pod that has been given its revision: when its grace period is over, and nobody holds the
 /// instance, its images are changed.
-pub(super) fn go_on(
+pub(super) fn continue_update(
     input: InstanceInput<'_>,
     pod: &Pod,
-    revision: &revisions::Found,
+    revision: &revisions::RevisionRef,
     held: bool,
-    plan: &mut Plan,
+    plan: &mut ReconcilePlan,
 ) {
     let Some(waiting) = annotation(pod, GRACE) else { return };
     let begun = begun_at(pod);
     let seconds = waiting["graceSeconds"].as_u64().unwrap_or(0);
-    let due = after(begun.unwrap_or(input.now), Duration::from_secs(seconds));
+    let due = add_duration(begun.unwrap_or(input.now), Duration::from_secs(seconds));
     if begun.is_some() && due > input.now {
-        plan.look_again(due);
+        plan.schedule_requeue(due);
         return;
     }
     if held {
@@ -162,10 +167,10 @@ pub(super) fn go_on(
     if let Some(state) = state {
         body["metadata"]["annotations"][STATE] = state.to_string().into();
     }
-    plan.push(Action::Patch { kind: Kind::Pod, name, status: false, body }, reason);
+    plan.push(WriteAction::Patch { kind: ResourceKind::Pod, name, status: false, body }, reason);
 }
 
-fn close(input: InstanceInput<'_>, pod: &Pod, name: &str, plan: &mut Plan) {
+fn close_gate(input: InstanceInput<'_>, pod: &Pod, name: &str, plan: &mut ReconcilePlan) {
     let closed = r#"[{"userAgent":"Lifecycle","key":"InstanceReady"}]"#;
     let conditions = [
         condition("InPlaceUpdateReady", false, "StartInPlaceUpdate", "", input.now),
@@ -173,7 +178,7 @@ fn close(input: InstanceInput<'_>, pod: &Pod, name: &str, plan: &mut Plan) {
         condition("Ready", false, "ReadinessGatesNotReady", "the pod is being updated in place", input.now),
     ];
     let body = json!({ "metadata": { "uid": pod.metadata.uid }, "status": { "conditions": conditions } });
-    let action = Action::Patch { kind: Kind::Pod, name: name.to_owned(), status: true, body };
+    let action = WriteAction::Patch { kind: ResourceKind::Pod, name: name.to_owned(), status: true, body };
     plan.push(action, format!("{name} shall serve nobody while it is updated"));
 }
 

@@ -3,23 +3,23 @@
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
-use moongate_render::revision::Revision;
+use moongate_render::revision::SpecRevision;
 use moongate_render::{OwnerRef, pod};
 use rbg_api::keys;
 use rbg_api::v1alpha2::{InstanceComponent, RoleInstance};
 use serde_json::{Value, json};
 
-use super::components::{self, Order};
-use super::hooks::{self, Answer, Ask};
+use super::component_order::{self, ComponentOrder};
+use super::hooks::{self, HookCall, HookResult};
 use super::{
-    Action, NodeLabels, Plan, PlanError, gang, in_place, lifecycle, nodes, places, ports, pre_pull, restart,
-    revisions,
+    NodeLabelLookup, PlanError, ReconcilePlan, WriteAction, gang, in_place, lifecycle, node_affinity,
+    pod_locations, ports, pre_pull, restart, revisions,
 };
-use crate::Kind;
+use crate::ResourceKind;
 use crate::status::{self, pod_has, pod_label};
 
 /// Revisions of an instance that are kept although no pod has them.
-const HISTORY: usize = 5;
+const REVISION_LIMIT: usize = 5;
 
 /// What is known of an instance.
 #[derive(Clone, Copy)]
@@ -35,9 +35,9 @@ pub struct InstanceInput<'a> {
     /// A port kept as that annotation of the instance; `None` if no ports are to be chosen.
     pub port: &'a dyn Fn(&str) -> Result<Option<u16>, PlanError>,
     /// What a pod has answered.
-    pub answer: &'a dyn Fn(&Ask) -> Option<Answer>,
+    pub hook_result: &'a dyn Fn(&HookCall) -> Option<HookResult>,
     /// Where they run.
-    pub nodes: NodeLabels<'a>,
+    pub nodes: NodeLabelLookup<'a>,
     /// The time.
     pub now: Timestamp,
 }
@@ -46,47 +46,47 @@ pub struct InstanceInput<'a> {
 ///
 /// # Errors
 /// [`PlanError`].
-pub fn instance(input: InstanceInput<'_>) -> Result<Plan, PlanError> {
-    let mut plan = Plan::default();
+pub fn instance(input: InstanceInput<'_>) -> Result<ReconcilePlan, PlanError> {
+    let mut plan = ReconcilePlan::default();
     let live = input.instance;
     if live.metadata.deletion_timestamp.is_some() {
         return Ok(plan);
     }
-    if ports::of_instance(input, &mut plan)? {
+    if ports::allocate_instance_ports(input, &mut plan)? {
         return Ok(plan);
     }
-    nodes::of_instance(input, &mut plan);
+    node_affinity::record_instance_nodes(input, &mut plan);
     let revision = find_revision(input, &mut plan)?;
     let pods: Vec<&Pod> = input.pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect();
     match restart::plan(input, &pods, &revision, &mut plan) {
-        restart::Verdict::Restarted => return Ok(plan),
-        restart::Verdict::Later => {}
-        restart::Verdict::Nothing => replace_failed(&pods, &mut plan),
+        restart::RestartDecision::RestartNow => return Ok(plan),
+        restart::RestartDecision::RestartLater => {}
+        restart::RestartDecision::NoRestart => replace_failed(&pods, &mut plan),
     }
-    let pull = pre_pull::Stage::of(input, &pods, &revision)?;
+    let pull = pre_pull::PrePullStage::of(input, &pods, &revision)?;
     let scaled = scale(input, &pods, &revision, &mut plan)?;
-    let held = pull.hold(input, &mut plan)?;
+    let held = pull.delays_update(input, &mut plan)?;
     let drains = lifecycle::is_draining(live) && in_place::drain(input, &pods, &mut plan);
     if !scaled && !held && !lifecycle::is_draining(live) {
         update(input, &pods, &revision, &mut plan);
     }
-    tell_pods(input, &pods, (&revision, held), &mut plan);
-    hooks::settle(input, &pods, &mut plan);
+    patch_readiness_gates(input, &pods, (&revision, held), &mut plan);
+    hooks::poll_settling(input, &pods, &mut plan);
     let in_use: Vec<&str> =
         input.pods.iter().filter_map(|pod| pod_label(pod, keys::CONTROLLER_REVISION_HASH)).collect();
     let is_used =
         |name: &str| name == revision.name || in_use.contains(&name.rsplit('-').next().unwrap_or_default());
-    revisions::prune(input.revisions, is_used, HISTORY, &mut plan);
+    revisions::prune(input.revisions, is_used, REVISION_LIMIT, &mut plan);
     let mut after = status::instance(live, &pods, (&revision.name, &revision.hash), input.now);
     restart::settle(&mut after, input.now);
-    hooks::tell(input, &pods, &mut after.conditions);
-    pull.tell(input, &mut after);
+    hooks::set_hook_conditions(input, &pods, &mut after.conditions);
+    pull.set_conditions(input, &mut after);
     after.conditions.retain(|condition| lifecycle::is_draining(live) || condition.kind != lifecycle::DRAINED);
     if lifecycle::is_draining(live) {
         let text = if drains { ("Draining", "pods are at work") } else { ("Drained", "") };
         status::set_condition(&mut after.conditions, lifecycle::DRAINED, !drains, text, input.now);
     }
-    plan.status(Kind::Instance, name(live), live.status.as_ref(), &after);
+    plan.status(ResourceKind::Instance, name(live), live.status.as_ref(), &after);
     Ok(plan)
 }
 
@@ -94,31 +94,34 @@ pub(super) fn name(instance: &RoleInstance) -> &str {
     instance.metadata.name.as_deref().unwrap_or_default()
 }
 
-fn find_revision(input: InstanceInput<'_>, plan: &mut Plan) -> Result<revisions::Found, PlanError> {
+fn find_revision(
+    input: InstanceInput<'_>,
+    plan: &mut ReconcilePlan,
+) -> Result<revisions::RevisionRef, PlanError> {
     let live = input.instance;
     let namespace = live.metadata.namespace.as_deref().ok_or(PlanError::NoMetadata("namespace"))?;
     let reference = OwnerRef {
-        api_version: Kind::Instance.api_version().to_owned(),
-        kind: Kind::Instance.name().to_owned(),
+        api_version: ResourceKind::Instance.api_version().to_owned(),
+        kind: ResourceKind::Instance.name().to_owned(),
         name: name(live).to_owned(),
         uid: live.metadata.uid.clone().unwrap_or_default(),
         controller: true,
     };
     let labels = [(keys::ROLE_INSTANCE_NAME.to_owned(), name(live).to_owned())].into();
-    let owner = revisions::Owner { namespace, labels, reference };
-    let make = |collisions| Revision::of_instance(name(live), &live.spec.components, collisions);
+    let owner = revisions::RevisionOwner { namespace, labels, reference };
+    let make = |collisions| SpecRevision::for_instance(name(live), &live.spec.components, collisions);
     Ok(revisions::find_or_make(make, input.revisions, owner, plan))
 }
 
-pub(super) fn delete(pod: &Pod) -> Action {
-    Action::Delete {
-        kind: Kind::Pod,
+pub(super) fn delete(pod: &Pod) -> WriteAction {
+    WriteAction::Delete {
+        kind: ResourceKind::Pod,
         name: pod.metadata.name.clone().unwrap_or_default(),
         uid: pod.metadata.uid.clone().unwrap_or_default(),
     }
 }
 
-fn replace_failed(pods: &[&Pod], plan: &mut Plan) {
+fn replace_failed(pods: &[&Pod], plan: &mut ReconcilePlan) {
     for pod in pods.iter().filter(|pod| restart::is_failed(pod)) {
         plan.push(delete(pod), "the pod has failed");
     }
@@ -128,16 +131,16 @@ fn replace_failed(pods: &[&Pod], plan: &mut Plan) {
 fn scale(
     input: InstanceInput<'_>,
     pods: &[&Pod],
-    revision: &revisions::Found,
-    plan: &mut Plan,
+    revision: &revisions::RevisionRef,
+    plan: &mut ReconcilePlan,
 ) -> Result<bool, PlanError> {
     let live = input.instance;
     let before = plan.steps.len();
-    let order = Order::of(live)?;
+    let order = ComponentOrder::for_instance(live)?;
     for pod in pods {
         let component = component_of(live, pod);
         // A pod that is ending is not gone, so all of them count.
-        let may_end = |one| !components::is_wanted(pod, one) && order.may_end(one, input.pods);
+        let may_end = |one| !component_order::is_wanted(pod, one) && order.may_delete(one, input.pods);
         if component.is_none_or(may_end) {
             plan.push(delete(pod), "the instance has no such pod");
         }
@@ -157,9 +160,9 @@ fn scale(
                 }
                 continue;
             }
-            let placement = nodes::placement(live, component, &name);
+            let placement = node_affinity::placement(live, component, &name);
             let manifest = pod::pod(live, component, id, &revision.hash, &placement)?;
-            missing.push((Action::Create(manifest), format!("pod {name} is missing")));
+            missing.push((WriteAction::Create(manifest), format!("pod {name} is missing")));
         }
     }
     missing.into_iter().for_each(|(action, reason)| plan.push(action, reason));
@@ -171,17 +174,22 @@ pub(super) fn component_of<'a>(instance: &'a RoleInstance, pod: &Pod) -> Option<
     instance.spec.components.iter().find(|component| component.name == name)
 }
 
-fn update(input: InstanceInput<'_>, pods: &[&Pod], revision: &revisions::Found, plan: &mut Plan) {
+fn update(
+    input: InstanceInput<'_>,
+    pods: &[&Pod],
+    revision: &revisions::RevisionRef,
+    plan: &mut ReconcilePlan,
+) {
     let has_it = |pod: &Pod| pod_label(pod, keys::CONTROLLER_REVISION_HASH) == Some(revision.hash.as_str());
     let mut old = pods.iter().filter(|pod| !has_it(pod));
     if gang::is_gang(input.instance) && old.any(|pod| !in_place::is_possible(input, pod)) {
         in_place::recreate(input, pods, |_| "all pods of a gang are made anew together".to_owned(), plan);
         return;
     }
-    let held = hooks::hold(input, pods, revision, plan);
+    let held = hooks::poll_draining(input, pods, revision, plan);
     for pod in pods {
         if has_it(pod) {
-            in_place::go_on(input, pod, revision, held, plan);
+            in_place::continue_update(input, pod, revision, held, plan);
         } else {
             in_place::begin(input, pod, revision, plan);
         }
@@ -203,11 +211,11 @@ fn readiness(pod: &Pod, gates: &[Value], now: Timestamp) -> Option<Value> {
 
 /// Opens and closes the gates of the pods: only an instance whose pods are all up serves, as a whole. So does one whose pods
 /// are held back from their update.
-fn tell_pods(
+fn patch_readiness_gates(
     input: InstanceInput<'_>,
     pods: &[&Pod],
-    (revision, held): (&revisions::Found, bool),
-    plan: &mut Plan,
+    (revision, held): (&revisions::RevisionRef, bool),
+    plan: &mut ReconcilePlan,
 ) {
     let has_begun = |pod: &Pod| !(held && pod_has(pod, "InPlaceUpdateReady"));
     let is_up = |pod: &Pod| {
@@ -235,14 +243,14 @@ fn tell_pods(
             }
         }
         conditions.extend(readiness(pod, &conditions, input.now));
-        let is_told = |step: &super::Step| {
-            matches!(&step.action, Action::Patch { kind: Kind::Pod, name, status: true, .. }
+        let is_told = |step: &super::PlanStep| {
+            matches!(&step.action, WriteAction::Patch { kind: ResourceKind::Pod, name, status: true, .. }
                 if pod.metadata.name.as_ref() == Some(name))
         };
         if plan.steps.iter().any(is_told) {
             continue;
         }
-        let place = places::annotations(input, pod);
+        let place = pod_locations::topology_annotations(input, pod);
         let name = pod.metadata.name.clone().unwrap_or_default();
         let mut body = json!({ "metadata": { "uid": pod.metadata.uid, "annotations": place } });
         if !conditions.is_empty() {
@@ -256,10 +264,10 @@ fn tell_pods(
             body["status"] = json!({ "conditions": conditions });
             let reason =
                 if all_up { "all pods of the instance are up" } else { "a pod of the instance is down" };
-            plan.push(Action::Patch { kind: Kind::Pod, name, status: true, body }, reason);
+            plan.push(WriteAction::Patch { kind: ResourceKind::Pod, name, status: true, body }, reason);
         } else if serving && !place.is_empty() {
             plan.push(
-                Action::Patch { kind: Kind::Pod, name, status: false, body },
+                WriteAction::Patch { kind: ResourceKind::Pod, name, status: false, body },
                 "where the pod runs has not been told",
             );
         }

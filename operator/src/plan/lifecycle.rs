@@ -11,9 +11,9 @@ use rbg_api::keys;
 use rbg_api::v1alpha2::{LifecycleHook, RoleInstance, RoleInstanceSet};
 use serde_json::{Value, json};
 
-use super::set::View;
-use super::{Action, Plan, hooks};
-use crate::Kind;
+use super::set::InstanceSetView;
+use super::{ReconcilePlan, WriteAction, hooks};
+use crate::ResourceKind;
 use crate::status::{has, is_ready};
 
 const NORMAL: &str = "Normal";
@@ -24,18 +24,18 @@ pub(super) const DRAINED: &str = "Drained";
 
 /// What is going to happen to an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum InstanceTransition {
     Updated,
     Deleted,
     /// Deleted, for another one to take its place.
-    MadeAnew,
+    Recreated,
 }
 
-impl Fate {
+impl InstanceTransition {
     fn state(self) -> &'static str {
         match self {
             Self::Updated => "PreparingUpdate",
-            Self::Deleted | Self::MadeAnew => "PreparingDelete",
+            Self::Deleted | Self::Recreated => "PreparingDelete",
         }
     }
 
@@ -43,13 +43,13 @@ impl Fate {
         let lifecycle = set.spec.lifecycle.as_ref()?;
         match self {
             Self::Updated => lifecycle.in_place_update.as_ref(),
-            Self::Deleted | Self::MadeAnew => lifecycle.pre_delete.as_ref(),
+            Self::Deleted | Self::Recreated => lifecycle.pre_delete.as_ref(),
         }
     }
 }
 
 /// Instances that wait, by name.
-pub(super) type Waiting = RefCell<BTreeSet<String>>;
+pub(super) type PendingInstances = RefCell<BTreeSet<String>>;
 
 fn label<'a>(instance: &'a RoleInstance, key: &str) -> Option<&'a str> {
     instance.metadata.labels.as_ref()?.get(key).map(String::as_str)
@@ -82,17 +82,22 @@ pub(super) fn is_draining(instance: &RoleInstance) -> bool {
     is_preparing(instance) && annotation(instance, keys::LIFECYCLE_DRAIN) == Some("true")
 }
 
-fn marks<'a>(hook: &'a LifecycleHook, instance: &'a RoleInstance) -> impl Iterator<Item = bool> + 'a {
+fn handler_marks<'a>(hook: &'a LifecycleHook, instance: &'a RoleInstance) -> impl Iterator<Item = bool> + 'a {
     let labels = hook.labels_handler.iter().map(|(key, value)| label(instance, key) == Some(value));
     let own = instance.metadata.finalizers.as_deref().unwrap_or_default();
     labels.chain(hook.finalizers_handler.iter().map(|finalizer| own.contains(finalizer)))
 }
 
 /// Whether that may happen to the instance now. If not, it is told.
-pub(super) fn may(view: &View<'_>, instance: &RoleInstance, fate: Fate, plan: &mut Plan) -> bool {
+pub(super) fn may_proceed(
+    view: &InstanceSetView<'_>,
+    instance: &RoleInstance,
+    fate: InstanceTransition,
+    plan: &mut ReconcilePlan,
+) -> bool {
     let hook = fate.hook(view.input.set);
-    let is_held = hook.is_some_and(|hook| marks(hook, instance).any(|is_there| is_there));
-    let drains = fate == Fate::MadeAnew && hooks::are_used(instance);
+    let is_held = hook.is_some_and(|hook| handler_marks(hook, instance).any(|is_there| is_there));
+    let drains = fate == InstanceTransition::Recreated && hooks::are_used(instance);
     let conditions = instance.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let has_drained = is_draining(instance) && has(conditions, DRAINED);
     if !is_held && (!drains || has_drained) {
@@ -105,7 +110,7 @@ pub(super) fn may(view: &View<'_>, instance: &RoleInstance, fate: Fate, plan: &m
         let annotations =
             json!({ keys::LIFECYCLE_NOT_READY: not_ready, keys::LIFECYCLE_DRAIN: drains.then_some("true") });
         let reason = format!("{} is to be ready for its end or its update", name(instance));
-        tell(view, instance, fate.state(), annotations, (reason, plan));
+        set_lifecycle_state(view, instance, fate.state(), annotations, (reason, plan));
     }
     false
 }
@@ -116,17 +121,21 @@ pub(super) fn begin(set: &RoleInstanceSet, object: &mut Value) {
         annotations.remove(keys::LIFECYCLE_NOT_READY);
         annotations.remove(keys::LIFECYCLE_DRAIN);
     }
-    if Fate::Updated.hook(set).is_some() {
+    if InstanceTransition::Updated.hook(set).is_some() {
         object["metadata"]["labels"][keys::LIFECYCLE_STATE] = UPDATING.into();
     }
 }
 
 /// Tells instances what has happened to them, and those to which nothing will happen after all.
-pub(super) fn settle(view: &View<'_>, own: &[&RoleInstance], plan: &mut Plan) {
+pub(super) fn finish_transitions(
+    view: &InstanceSetView<'_>,
+    own: &[&RoleInstance],
+    plan: &mut ReconcilePlan,
+) {
     let waiting = view.waiting.borrow();
     for instance in own.iter().filter(|one| one.metadata.deletion_timestamp.is_none()) {
-        let hook = Fate::Updated.hook(view.input.set);
-        let has_all = hook.is_none_or(|hook| marks(hook, instance).all(|is_there| is_there));
+        let hook = InstanceTransition::Updated.hook(view.input.set);
+        let has_all = hook.is_none_or(|hook| handler_marks(hook, instance).all(|is_there| is_there));
         let is_done = view.is_updated(instance) && is_ready(instance);
         let next = match state(instance) {
             UPDATING if is_done && !has_all => UPDATED,
@@ -136,8 +145,8 @@ pub(super) fn settle(view: &View<'_>, own: &[&RoleInstance], plan: &mut Plan) {
             _ => continue,
         };
         // Whoever is written anew or ends needs no patch before it.
-        let is_written = |step: &super::Step| match &step.action {
-            Action::Replace { name: other, .. } | Action::Delete { name: other, .. } => {
+        let is_written = |step: &super::PlanStep| match &step.action {
+            WriteAction::Replace { name: other, .. } | WriteAction::Delete { name: other, .. } => {
                 other == name(instance)
             }
             _ => false,
@@ -147,33 +156,33 @@ pub(super) fn settle(view: &View<'_>, own: &[&RoleInstance], plan: &mut Plan) {
         }
         let none = json!({ keys::LIFECYCLE_NOT_READY: null, keys::LIFECYCLE_DRAIN: null });
         let reason = format!("{}: its update is over, or taken back", name(instance));
-        tell(view, instance, next, none, (reason, plan));
+        set_lifecycle_state(view, instance, next, none, (reason, plan));
     }
 }
 
-fn tell(
-    view: &View<'_>,
+fn set_lifecycle_state(
+    view: &InstanceSetView<'_>,
     instance: &RoleInstance,
     state: &str,
     mut annotations: Value,
-    (reason, plan): (String, &mut Plan),
+    (reason, plan): (String, &mut ReconcilePlan),
 ) {
     annotations[keys::LIFECYCLE_TIMESTAMP] = view.input.now.to_string().into();
     let body = json!({ "metadata": { "uid": instance.metadata.uid,
         "labels": { keys::LIFECYCLE_STATE: state }, "annotations": annotations } });
     let name = name(instance).to_owned();
-    plan.push(Action::Patch { kind: Kind::Instance, name, status: false, body }, reason);
+    plan.push(WriteAction::Patch { kind: ResourceKind::Instance, name, status: false, body }, reason);
 }
 
 /// The end of an instance, if it may be.
 pub(super) fn delete(
-    view: &View<'_>,
+    view: &InstanceSetView<'_>,
     instance: &RoleInstance,
-    fate: Fate,
+    fate: InstanceTransition,
     reason: impl Into<String>,
-    plan: &mut Plan,
+    plan: &mut ReconcilePlan,
 ) {
-    if may(view, instance, fate, plan) {
+    if may_proceed(view, instance, fate, plan) {
         plan.push(super::set::delete(instance), reason);
     }
 }

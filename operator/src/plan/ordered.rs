@@ -7,15 +7,19 @@ use moongate_render::instance;
 use rbg_api::keys;
 use rbg_api::v1alpha2::RoleInstance;
 
-use super::lifecycle::{self, Fate};
-use super::set::View;
-use super::{Action, Plan, PlanError, after, nodes};
+use super::lifecycle::{self, InstanceTransition};
+use super::set::InstanceSetView;
+use super::{PlanError, ReconcilePlan, WriteAction, add_duration, node_affinity};
 use crate::status::{self, is_ready};
 
 /// For so long an instance must have been unready to be updated beyond the budget: it serves nobody anyway.
-pub(super) const HOPELESS: Duration = Duration::from_secs(10);
+pub(super) const UNREADY_GRACE: Duration = Duration::from_secs(10);
 
-pub(super) fn plan(view: &View<'_>, own: &[&RoleInstance], plan: &mut Plan) -> Result<(), PlanError> {
+pub(super) fn plan(
+    view: &InstanceSetView<'_>,
+    own: &[&RoleInstance],
+    plan: &mut ReconcilePlan,
+) -> Result<(), PlanError> {
     let by_ordinal: BTreeMap<i32, &RoleInstance> =
         own.iter().filter_map(|instance| Some((ordinal(instance)?, *instance))).collect();
     let end = view.replicas + surge(view, &by_ordinal);
@@ -25,24 +29,24 @@ pub(super) fn plan(view: &View<'_>, own: &[&RoleInstance], plan: &mut Plan) -> R
         lifecycle::delete(
             view,
             extra,
-            Fate::Deleted,
+            InstanceTransition::Deleted,
             "there are more instances than the set shall have",
             plan,
         );
-        if view.one_by_one {
+        if view.ordered_ready {
             return Ok(());
         }
     }
-    if view.one_by_one && by_ordinal.range(end..).next().is_some() {
+    if view.ordered_ready && by_ordinal.range(end..).next().is_some() {
         return Ok(());
     }
     for ordinal in 0..end {
         match by_ordinal.get(&ordinal) {
-            Some(live) if view.one_by_one && !is_ready(live) && view.is_updated(live) => return Ok(()),
+            Some(live) if view.ordered_ready && !is_ready(live) && view.is_updated(live) => return Ok(()),
             Some(_) => {}
             None => {
                 make(view, ordinal, plan)?;
-                if view.one_by_one {
+                if view.ordered_ready {
                     return Ok(());
                 }
             }
@@ -58,19 +62,19 @@ fn ordinal(instance: &RoleInstance) -> Option<i32> {
     name.rsplit_once('-')?.1.parse().ok().filter(|ordinal| *ordinal >= 0)
 }
 
-fn make(view: &View<'_>, ordinal: i32, plan: &mut Plan) -> Result<(), PlanError> {
-    let held_back = view.before.as_ref().filter(|_| ordinal < view.partition);
+fn make(view: &InstanceSetView<'_>, ordinal: i32, plan: &mut ReconcilePlan) -> Result<(), PlanError> {
+    let held_back = view.previous.as_ref().filter(|_| ordinal < view.partition);
     let mut manifest = match held_back {
         Some((set, revision)) => instance::ordered(set, ordinal, &revision.name)?,
         None => instance::ordered(view.input.set, ordinal, &view.update.name)?,
     };
-    nodes::inherit(view.input, &mut manifest);
-    plan.push(Action::Create(manifest), format!("instance {ordinal} is missing"));
+    node_affinity::inherit_nodes(view.input, &mut manifest);
+    plan.push(WriteAction::Create(manifest), format!("instance {ordinal} is missing"));
     Ok(())
 }
 
 /// Instances beyond the replicas: as many as are needed so that the update costs no more than it may.
-fn surge(view: &View<'_>, by_ordinal: &BTreeMap<i32, &RoleInstance>) -> i32 {
+fn surge(view: &InstanceSetView<'_>, by_ordinal: &BTreeMap<i32, &RoleInstance>) -> i32 {
     let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
     let existing = count(by_ordinal.range(view.replicas..).filter(|(_, live)| view.is_updated(live)).count());
     let old: Vec<&&RoleInstance> = by_ordinal
@@ -88,10 +92,10 @@ fn surge(view: &View<'_>, by_ordinal: &BTreeMap<i32, &RoleInstance>) -> i32 {
 }
 
 fn update(
-    view: &View<'_>,
+    view: &InstanceSetView<'_>,
     by_ordinal: &BTreeMap<i32, &RoleInstance>,
     end: i32,
-    plan: &mut Plan,
+    plan: &mut ReconcilePlan,
 ) -> Result<(), PlanError> {
     if view.paused {
         return Ok(());
@@ -107,20 +111,20 @@ fn update(
     for (ordinal, live) in by_ordinal.range(view.partition..end.max(view.partition)).rev() {
         if view.is_updated(live) {
             if let Some(at) = ready_at(view, live) {
-                plan.look_again(at);
+                plan.schedule_requeue(at);
             }
             continue;
         }
         if live.metadata.deletion_timestamp.is_some() {
             continue;
         }
-        let hopeless = status_since(live).map(|since| after(since, HOPELESS));
+        let hopeless = status_since(live).map(|since| add_duration(since, UNREADY_GRACE));
         // Its turn has come before.
         let is_preparing = lifecycle::is_preparing(live);
         let is_free = is_preparing || *ordinal >= view.replicas || hopeless.is_some_and(|at| at <= now);
         if !is_free && unavailable >= budget {
             if let Some(at) = hopeless {
-                plan.look_again(at);
+                plan.schedule_requeue(at);
             }
             break;
         }
@@ -138,11 +142,14 @@ fn status_since(live: &RoleInstance) -> Option<k8s_openapi::jiff::Timestamp> {
 }
 
 /// When a ready instance becomes available, if that is still to come.
-pub(super) fn ready_at(view: &View<'_>, live: &RoleInstance) -> Option<k8s_openapi::jiff::Timestamp> {
+pub(super) fn ready_at(
+    view: &InstanceSetView<'_>,
+    live: &RoleInstance,
+) -> Option<k8s_openapi::jiff::Timestamp> {
     let least = view.min_ready();
     if least.is_zero() || !is_ready(live) {
         return None;
     }
     let since = status::since(&live.status.as_ref()?.conditions, "RoleInstanceReady")?;
-    Some(after(since, least)).filter(|at| *at > view.input.now)
+    Some(add_duration(since, least)).filter(|at| *at > view.input.now)
 }

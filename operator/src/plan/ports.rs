@@ -8,11 +8,11 @@ use serde_json::{Map, Value, json};
 
 use super::group::GroupInput;
 use super::instance::{InstanceInput, name};
-use super::{Action, Plan, PlanError};
-use crate::Kind;
+use super::{PlanError, ReconcilePlan, WriteAction};
+use crate::ResourceKind;
 
 /// Ports that all pods of a component share: the workload says those that it has, and new ones.
-pub(super) fn of_role(
+pub(super) fn allocate_role_ports(
     input: GroupInput<'_>,
     manifest: &mut Manifest,
     live: Option<&Value>,
@@ -26,7 +26,7 @@ pub(super) fn of_role(
     let components: Vec<InstanceComponent> =
         asking.filter_map(|component| serde_json::from_value(component.clone()).ok()).collect();
     for component in &components {
-        for key in ports::keys_of_set(component)? {
+        for key in ports::role_scoped_keys(component)? {
             let kept = live.and_then(|live| live["metadata"]["annotations"].get(&key)?.as_str());
             let port = match kept {
                 Some(port) => Some(port.to_owned()),
@@ -43,11 +43,14 @@ pub(super) fn of_role(
 
 /// Ports of the instance's own pods. Answers whether some had to be chosen: then nothing else is to be done until they are
 /// written.
-pub(super) fn of_instance(input: InstanceInput<'_>, plan: &mut Plan) -> Result<bool, PlanError> {
+pub(super) fn allocate_instance_ports(
+    input: InstanceInput<'_>,
+    plan: &mut ReconcilePlan,
+) -> Result<bool, PlanError> {
     let live = input.instance;
     let chosen = |key: &str| live.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(key));
     let mut missing = Map::new();
-    for key in ports::keys_of_instance(live)?.into_iter().filter(|key| !chosen(key)) {
+    for key in ports::pod_scoped_keys(live)?.into_iter().filter(|key| !chosen(key)) {
         if let Some(port) = (input.port)(&key)? {
             missing.insert(key, port.to_string().into());
         }
@@ -56,7 +59,8 @@ pub(super) fn of_instance(input: InstanceInput<'_>, plan: &mut Plan) -> Result<b
         return Ok(false);
     }
     let body = json!({ "metadata": { "uid": live.metadata.uid, "annotations": missing } });
-    let action = Action::Patch { kind: Kind::Instance, name: name(live).to_owned(), status: false, body };
+    let action =
+        WriteAction::Patch { kind: ResourceKind::Instance, name: name(live).to_owned(), status: false, body };
     plan.push(action, "ports are chosen for its pods");
     Ok(true)
 }

@@ -8,109 +8,115 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{LocalObjectReference, Pod};
 use k8s_openapi::jiff::Timestamp;
-use moongate_render::pre_pull::{self as render, Image};
+use moongate_render::pre_pull::{self as render, ContainerImage};
 use rbg_api::keys;
 use rbg_api::v1alpha2::{RoleInstance, RoleInstanceStatus};
 use serde_json::json;
 
 use super::instance::{InstanceInput, component_of};
-use super::{Action, Plan, PlanError, after, in_place, revisions, warmup};
-use crate::status::{self, CANNOT_PULL, FOR_IMAGES, Wait, pod_has, pod_label, set_waiting};
+use super::{PlanError, ReconcilePlan, WriteAction, add_duration, in_place, revisions, warmup};
+use crate::status::{self, CANNOT_PULL, FOR_IMAGES, WaitCondition, pod_has, pod_label, set_waiting};
 
 /// For how long images are waited for if nothing is said.
 const TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// For how long at most.
-const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 /// A container waits so when its image is not to be had.
-const FAILING: [&str; 5] =
+const PULL_FAILURE_REASONS: [&str; 5] =
     ["ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"];
 
 /// How far it is.
-pub(super) enum Stage<'a> {
+pub(super) enum PrePullStage<'a> {
     /// There is nothing to pull.
-    Nothing,
+    Idle,
     /// It has not been said yet that something is.
-    Begins(Vec<Pull<'a>>),
+    Starting(Vec<NodePull<'a>>),
     /// Images are on their way, and waited for until then.
-    Goes(Vec<Pull<'a>>, Timestamp),
+    InProgress(Vec<NodePull<'a>>, Timestamp),
     /// They are there, or are not waited for any longer.
-    Ends(Vec<Pull<'a>>),
+    Ending(Vec<NodePull<'a>>),
     /// That has been said.
-    Over,
+    Finished,
 }
 
 /// What one node is to have.
-pub(super) struct Pull<'a> {
+pub(super) struct NodePull<'a> {
     node: &'a str,
     secrets: Vec<LocalObjectReference>,
-    images: Vec<Image>,
-    progress: Progress,
+    images: Vec<ContainerImage>,
+    progress: PullProgress,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Progress {
+enum PullProgress {
     Missing,
-    Goes,
+    InProgress,
     /// The kubelet cannot, and tries again.
-    Fails,
+    Retrying,
     Done,
     /// Its pod has ended without having done it.
-    Refused(String),
+    Failed(String),
 }
 
-fn says<'a>(instance: &'a RoleInstance, key: &str) -> Option<&'a str> {
+fn annotation<'a>(instance: &'a RoleInstance, key: &str) -> Option<&'a str> {
     instance.spec.components.iter().find_map(|component| component.template.annotation(key))
 }
 
 fn timeout(instance: &RoleInstance) -> Duration {
-    let asked = says(instance, keys::PRE_PULL_TIMEOUT).and_then(|text| humantime::parse_duration(text).ok());
-    asked.unwrap_or(TIMEOUT).min(LONGEST)
+    let asked =
+        annotation(instance, keys::PRE_PULL_TIMEOUT).and_then(|text| humantime::parse_duration(text).ok());
+    asked.unwrap_or(TIMEOUT).min(MAX_TIMEOUT)
 }
 
-impl<'a> Stage<'a> {
+impl<'a> PrePullStage<'a> {
     pub(super) fn of(
         input: InstanceInput<'a>,
         pods: &[&'a Pod],
-        revision: &revisions::Found,
+        revision: &revisions::RevisionRef,
     ) -> Result<Self, PlanError> {
-        if says(input.instance, keys::PRE_PULL) != Some("true") {
-            return Ok(Self::Nothing);
+        if annotation(input.instance, keys::PRE_PULL) != Some("true") {
+            return Ok(Self::Idle);
         }
         let mut pulls = pulls(input, pods, revision);
         if pulls.is_empty() {
-            return Ok(Self::Nothing);
+            return Ok(Self::Idle);
         }
         let status = input.instance.status.as_ref();
         let status = status.filter(|status| status.update_revision.as_ref() == Some(&revision.name));
         let mut conditions = status.iter().flat_map(|status| &status.conditions);
         let Some(condition) = conditions.find(|condition| condition.kind == FOR_IMAGES.condition) else {
-            return Ok(Self::Begins(pulls));
+            return Ok(Self::Starting(pulls));
         };
         if condition.status != "True" {
-            return Ok(Self::Over);
+            return Ok(Self::Finished);
         }
         let since = condition.last_transition_time.as_ref().map_or(input.now, |time| time.0);
-        let late = after(since, timeout(input.instance));
+        let late = add_duration(since, timeout(input.instance));
         for pull in &mut pulls {
             pull.progress = pull.progress(input)?;
         }
-        let is_open = |pull: &Pull<'_>| !matches!(pull.progress, Progress::Done | Progress::Refused(_));
+        let is_open =
+            |pull: &NodePull<'_>| !matches!(pull.progress, PullProgress::Done | PullProgress::Failed(_));
         let goes_on = late > input.now && pulls.iter().any(is_open);
-        Ok(if goes_on { Self::Goes(pulls, late) } else { Self::Ends(pulls) })
+        Ok(if goes_on { Self::InProgress(pulls, late) } else { Self::Ending(pulls) })
     }
 
     /// Whether the instance's pods keep their images for now. Makes what pulls, and ends it when it is of no use.
-    pub(super) fn hold(&self, input: InstanceInput<'_>, plan: &mut Plan) -> Result<bool, PlanError> {
+    pub(super) fn delays_update(
+        &self,
+        input: InstanceInput<'_>,
+        plan: &mut ReconcilePlan,
+    ) -> Result<bool, PlanError> {
         match self {
-            Self::Begins(_) | Self::Ends(_) => return Ok(true),
-            Self::Goes(pulls, late) => {
-                for pull in pulls.iter().filter(|pull| pull.progress == Progress::Missing) {
-                    plan.push(Action::Create(pull.pod(input)?), pull.text("is pulled"));
+            Self::Starting(_) | Self::Ending(_) => return Ok(true),
+            Self::InProgress(pulls, late) => {
+                for pull in pulls.iter().filter(|pull| pull.progress == PullProgress::Missing) {
+                    plan.push(WriteAction::Create(pull.pod(input)?), pull.text("is pulled"));
                 }
-                plan.look_again(*late);
+                plan.schedule_requeue(*late);
                 return Ok(true);
             }
-            Self::Nothing | Self::Over => {}
+            Self::Idle | Self::Finished => {}
         }
         for pod in input.pulls.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
             plan.push(warmup::delete_pod(pod), "nothing waits for what it pulls any more");
@@ -119,39 +125,41 @@ impl<'a> Stage<'a> {
     }
 
     /// Says it in the status, which is of the revision now.
-    pub(super) fn tell(&self, input: InstanceInput<'_>, after: &mut RoleInstanceStatus) {
+    pub(super) fn set_conditions(&self, input: InstanceInput<'_>, after: &mut RoleInstanceStatus) {
         let before = input.instance.status.as_ref().and_then(|before| before.update_revision.as_ref());
         let is_new = before != after.update_revision.as_ref();
         let conditions = &mut after.conditions;
         let mut wait = FOR_IMAGES;
         let (waiting, unfinished) = match self {
-            Self::Begins(pulls) => {
+            Self::Starting(pulls) => {
                 // Its time begins anew.
                 conditions.retain(|condition| condition.kind != FOR_IMAGES.condition);
                 (pulls.iter().map(|pull| pull.text("is to be pulled")).collect(), Vec::new())
             }
-            Self::Goes(pulls, _) => {
-                if pulls.iter().any(|pull| pull.progress == Progress::Fails) {
-                    wait = Wait { not_yet: CANNOT_PULL, ..wait };
+            Self::InProgress(pulls, _) => {
+                if pulls.iter().any(|pull| pull.progress == PullProgress::Retrying) {
+                    wait = WaitCondition { pending_reason: CANNOT_PULL, ..wait };
                 }
-                (pulls.iter().filter_map(Pull::waits_for).collect(), Vec::new())
+                (pulls.iter().filter_map(NodePull::pending_reason).collect(), Vec::new())
             }
-            Self::Ends(pulls) => {
+            Self::Ending(pulls) => {
                 let limit = humantime::format_duration(timeout(input.instance)).to_string();
-                (Vec::new(), pulls.iter().filter_map(|pull| pull.lacks(&limit)).collect())
+                (Vec::new(), pulls.iter().filter_map(|pull| pull.missing_images(&limit)).collect())
             }
-            Self::Nothing if is_new || status::has(conditions, FOR_IMAGES.condition) => {
-                (Vec::new(), Vec::new())
-            }
-            Self::Nothing | Self::Over => return,
+            Self::Idle if is_new || status::has(conditions, FOR_IMAGES.condition) => (Vec::new(), Vec::new()),
+            Self::Idle | Self::Finished => return,
         };
         set_waiting(conditions, wait, &waiting, &unfinished, input.now);
     }
 }
 
 /// Only for pods that serve and will be restarted: others lose nothing by having their images pulled when they start.
-fn pulls<'a>(input: InstanceInput<'a>, pods: &[&'a Pod], revision: &revisions::Found) -> Vec<Pull<'a>> {
-    let mut by_node: BTreeMap<&str, Pull<'a>> = BTreeMap::new();
+fn pulls<'a>(
+    input: InstanceInput<'a>,
+    pods: &[&'a Pod],
+    revision: &revisions::RevisionRef,
+) -> Vec<NodePull<'a>> {
+    let mut by_node: BTreeMap<&str, NodePull<'a>> = BTreeMap::new();
     for pod in pods {
         let is_new = pod_label(pod, keys::CONTROLLER_REVISION_HASH) == Some(revision.hash.as_str());
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
@@ -160,11 +168,11 @@ fn pulls<'a>(input: InstanceInput<'a>, pods: &[&'a Pod], revision: &revisions::F
         let Some(component) = component_of(input.instance, pod).filter(|_| !images.is_empty()) else {
             continue;
         };
-        let pull = by_node.entry(node).or_insert_with(|| Pull {
+        let pull = by_node.entry(node).or_insert_with(|| NodePull {
             node,
             secrets: Vec::new(),
             images: Vec::new(),
-            progress: Progress::Missing,
+            progress: PullProgress::Missing,
         });
         for secret in pod.spec.iter().flat_map(|spec| spec.image_pull_secrets.iter().flatten()) {
             if !pull.secrets.contains(secret) {
@@ -174,10 +182,10 @@ fn pulls<'a>(input: InstanceInput<'a>, pods: &[&'a Pod], revision: &revisions::F
         for (container, name) in &images {
             let spec = component.template.containers().iter().find(|one| one["name"] == container.as_str());
             let policy = spec.and_then(|spec| spec.get("imagePullPolicy")?.as_str()).map(str::to_owned);
-            pull.images.extend(name.as_str().map(|name| Image { name: name.to_owned(), policy }));
+            pull.images.extend(name.as_str().map(|name| ContainerImage { name: name.to_owned(), policy }));
         }
     }
-    let mut pulls: Vec<Pull<'a>> = by_node.into_values().collect();
+    let mut pulls: Vec<NodePull<'a>> = by_node.into_values().collect();
     for pull in &mut pulls {
         pull.images.sort();
         pull.images.dedup();
@@ -185,28 +193,32 @@ fn pulls<'a>(input: InstanceInput<'a>, pods: &[&'a Pod], revision: &revisions::F
     pulls
 }
 
-impl Pull<'_> {
+impl NodePull<'_> {
     fn pod(&self, input: InstanceInput<'_>) -> Result<moongate_render::Manifest, PlanError> {
         render::pod(input.instance, self.node, &self.images, &json!(self.secrets))
     }
 
-    fn progress(&self, input: InstanceInput<'_>) -> Result<Progress, PlanError> {
+    fn progress(&self, input: InstanceInput<'_>) -> Result<PullProgress, PlanError> {
         let wanted = self.pod(input)?;
         let name = |pod: &&Pod| pod.metadata.name.as_deref() == Some(wanted.name());
-        let Some(pod) = input.pulls.iter().find(name) else { return Ok(Progress::Missing) };
+        let Some(pod) = input.pulls.iter().find(name) else { return Ok(PullProgress::Missing) };
         if warmup::is_done(pod) {
-            return Ok(Progress::Done);
+            return Ok(PullProgress::Done);
         }
         let status = pod.status.as_ref();
         if status.and_then(|status| status.phase.as_deref()) == Some("Failed") {
             let reason = status.and_then(|status| status.reason.clone());
-            return Ok(Progress::Refused(reason.unwrap_or_else(|| "its pod failed".to_owned())));
+            return Ok(PullProgress::Failed(reason.unwrap_or_else(|| "its pod failed".to_owned())));
         }
         let containers = status.into_iter().flat_map(|status| status.container_statuses.iter().flatten());
         let mut reasons =
             containers.filter_map(|one| one.state.as_ref()?.waiting.as_ref()?.reason.as_deref());
         // Which of them changes at each attempt.
-        Ok(if reasons.any(|reason| FAILING.contains(&reason)) { Progress::Fails } else { Progress::Goes })
+        Ok(if reasons.any(|reason| PULL_FAILURE_REASONS.contains(&reason)) {
+            PullProgress::Retrying
+        } else {
+            PullProgress::InProgress
+        })
     }
 
     fn text(&self, what: &str) -> String {
@@ -214,20 +226,20 @@ impl Pull<'_> {
         format!("{} {what} to {}", images.join(", "), self.node)
     }
 
-    fn waits_for(&self) -> Option<String> {
+    fn pending_reason(&self) -> Option<String> {
         match &self.progress {
-            Progress::Done => None,
-            Progress::Missing | Progress::Goes => Some(self.text("is being pulled")),
-            Progress::Fails => Some(self.text("cannot be pulled")),
-            Progress::Refused(why) => Some(format!("{}: {why}", self.text("cannot be pulled"))),
+            PullProgress::Done => None,
+            PullProgress::Missing | PullProgress::InProgress => Some(self.text("is being pulled")),
+            PullProgress::Retrying => Some(self.text("cannot be pulled")),
+            PullProgress::Failed(why) => Some(format!("{}: {why}", self.text("cannot be pulled"))),
         }
     }
 
     /// What the update does without.
-    fn lacks(&self, limit: &str) -> Option<String> {
+    fn missing_images(&self, limit: &str) -> Option<String> {
         match &self.progress {
-            Progress::Done => None,
-            Progress::Refused(_) => self.waits_for(),
+            PullProgress::Done => None,
+            PullProgress::Failed(_) => self.pending_reason(),
             _ => Some(format!("{} within {limit}", self.text("was not pulled"))),
         }
     }

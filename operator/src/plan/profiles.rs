@@ -3,7 +3,7 @@
 //! A profile that says `NoUpdate` shall not touch pods that run. So the workload keeps the profiles that its template was made
 //! with, and they count until the role itself changes.
 
-use moongate_render::{Group, Kept, Manifest, Profiles, Role, RoleTarget};
+use moongate_render::{GroupRenderer, Manifest, PreservedFields, RoleRenderer, RoleTarget, RuntimeProfiles};
 use rbg_api::keys;
 use rbg_api::template::member_object;
 use rbg_api::v1alpha2::RoleSpec;
@@ -18,28 +18,34 @@ const MADE_WITH: &str = "moongate.io/engine-runtime-profiles";
 pub(super) fn workload(
     input: GroupInput<'_>,
     spec: &RoleSpec,
-    role: &Role<'_>,
+    role: &RoleRenderer<'_>,
     target: &RoleTarget,
-    (live, kept): (Option<&Value>, &Kept),
+    (live, kept): (Option<&Value>, &PreservedFields),
 ) -> Result<Manifest, PlanError> {
     if spec.engine_runtimes.is_empty() {
         return role.workload(target, kept);
     }
-    let profiles = of_role(spec, &role.revision(), input.profiles, live);
-    let group = Group::new(input.group, &profiles, input.gang)?;
-    let mut manifest = Role::new(group, spec, role.names().clone())?.workload(target, kept)?;
+    let profiles = role_profiles(spec, &role.revision(), input.profiles, live);
+    let group = GroupRenderer::new(input.group, &profiles, input.gang)?;
+    let mut manifest = RoleRenderer::new(group, spec, role.names().clone())?.workload(target, kept)?;
     let made_with = serde_json::to_string(&profiles).unwrap_or_default();
     member_object(member_object(&mut manifest.0, "metadata"), "annotations")
         .insert(MADE_WITH.to_owned(), made_with.into());
     Ok(manifest)
 }
 
-fn of_role(spec: &RoleSpec, revision: &str, present: &Profiles, live: Option<&Value>) -> Profiles {
+fn role_profiles(
+    spec: &RoleSpec,
+    revision: &str,
+    present: &RuntimeProfiles,
+    live: Option<&Value>,
+) -> RuntimeProfiles {
     let metadata = live.map(|live| &live["metadata"]);
     let label = format!("{}{}", keys::ROLE_REVISION_PREFIX, spec.name);
     let same = metadata.filter(|metadata| metadata["labels"][label.as_str()] == revision);
     let text = same.and_then(|metadata| metadata["annotations"][MADE_WITH].as_str());
-    let mut before: Profiles = text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+    let mut before: RuntimeProfiles =
+        text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
     let names = spec.engine_runtimes.iter().map(|runtime| &runtime.profile_name);
     let profile = |name: &String| {
         let present = present.get(name);
@@ -56,7 +62,7 @@ mod tests {
 
     use super::*;
 
-    fn profiles(image: &str, strategy: &str) -> Profiles {
+    fn profiles(image: &str, strategy: &str) -> RuntimeProfiles {
         let profile =
             json!({ "containers": [{ "name": "sidecar", "image": image }], "updateStrategy": strategy });
         serde_json::from_value(json!({ "p": profile })).unwrap()
@@ -71,14 +77,14 @@ mod tests {
             "labels": { "rbg.workloads.x-k8s.io/role-revision-r": "a" },
             "annotations": { MADE_WITH: serde_json::to_string(&old).unwrap() },
         } });
-        assert_eq!(of_role(&role, "a", &new, None), new);
-        assert_eq!(of_role(&role, "a", &new, Some(&live)), old);
-        assert_eq!(of_role(&role, "b", &new, Some(&live)), new, "the role has changed");
+        assert_eq!(role_profiles(&role, "a", &new, None), new);
+        assert_eq!(role_profiles(&role, "a", &new, Some(&live)), old);
+        assert_eq!(role_profiles(&role, "b", &new, Some(&live)), new, "the role has changed");
         let rolling = profiles("i:2", "RollingUpdate");
-        assert_eq!(of_role(&role, "a", &rolling, Some(&live)), rolling);
-        assert_eq!(of_role(&role, "a", &Profiles::new(), Some(&live)), old, "it is deleted");
-        assert_eq!(of_role(&role, "b", &Profiles::new(), Some(&live)), Profiles::new());
+        assert_eq!(role_profiles(&role, "a", &rolling, Some(&live)), rolling);
+        assert_eq!(role_profiles(&role, "a", &RuntimeProfiles::new(), Some(&live)), old, "it is deleted");
+        assert_eq!(role_profiles(&role, "b", &RuntimeProfiles::new(), Some(&live)), RuntimeProfiles::new());
         let unlike = json!({ "metadata": { "annotations": { MADE_WITH: "rubbish" } } });
-        assert_eq!(of_role(&role, "a", &new, Some(&unlike)), new);
+        assert_eq!(role_profiles(&role, "a", &new, Some(&unlike)), new);
     }
 }

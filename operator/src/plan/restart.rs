@@ -9,24 +9,24 @@ use rbg_api::keys;
 use rbg_api::v1alpha2::{RestartPolicy, RestartPolicyConfig, RoleInstance, RoleInstanceStatus};
 
 use super::instance::{InstanceInput, delete, name};
-use super::{Plan, after, in_place, revisions};
-use crate::Kind;
+use super::{ReconcilePlan, add_duration, in_place, revisions};
+use crate::ResourceKind;
 use crate::status::{has, set_condition};
 
 const RESTARTING: &str = "Restarting";
 const READY: &str = "RoleInstanceReady";
 /// An instance that has run for so long has a clean record.
-const LEAST_RECORD: Duration = Duration::from_secs(600);
+const MIN_STABLE_PERIOD: Duration = Duration::from_secs(600);
 
 /// What a crash led to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum RestartDecision {
     /// There was none, or it concerns nobody else.
-    Nothing,
+    NoRestart,
     /// All pods are to go now.
-    Restarted,
+    RestartNow,
     /// All pods are to go when the delay is over. Until then the failed ones stay, for whoever wants to look at them.
-    Later,
+    RestartLater,
 }
 
 pub(super) fn is_failed(pod: &Pod) -> bool {
@@ -36,12 +36,14 @@ pub(super) fn is_failed(pod: &Pod) -> bool {
 pub(super) fn plan(
     input: InstanceInput<'_>,
     pods: &[&Pod],
-    revision: &revisions::Found,
-    plan: &mut Plan,
-) -> Verdict {
+    revision: &revisions::RevisionRef,
+    plan: &mut ReconcilePlan,
+) -> RestartDecision {
     let live = input.instance;
     let config = config(live);
-    let Some(mut status) = live.status.clone().filter(|_| is_on(&config)) else { return Verdict::Nothing };
+    let Some(mut status) = live.status.clone().filter(|_| is_on(&config)) else {
+        return RestartDecision::NoRestart;
+    };
     let last = status.last_restart_time.as_ref().map(|time| time.0);
     // Whoever wrote this may have been stopped before it had deleted them all.
     if has(&status.conditions, RESTARTING) {
@@ -51,22 +53,22 @@ pub(super) fn plan(
             for pod in old {
                 plan.push(delete(pod), "the instance is being made anew");
             }
-            return Verdict::Restarted;
+            return RestartDecision::RestartNow;
         }
     }
-    let record = LEAST_RECORD.max(seconds(config.max_delay_seconds).saturating_mul(2));
-    let is_recent = last.is_some_and(|last| after(last, record) > input.now);
+    let record = MIN_STABLE_PERIOD.max(seconds(config.max_delay_seconds).saturating_mul(2));
+    let is_recent = last.is_some_and(|last| add_duration(last, record) > input.now);
     let is_settled = status.observed_generation == live.metadata.generation
         && status.current_revision.as_deref() == Some(revision.name.as_str());
     let has_run = has(&status.conditions, READY) || is_recent;
     if !(is_settled && has_run && pods.iter().any(|pod| has_crashed(pod, revision))) {
-        return Verdict::Nothing;
+        return RestartDecision::NoRestart;
     }
     let count = if is_recent { status.restart_count.unwrap_or(0) } else { 0 };
-    let due = last.filter(|_| count > 0).map(|last| after(last, delay(&config, count)));
+    let due = last.filter(|_| count > 0).map(|last| add_duration(last, delay(&config, count)));
     if let Some(due) = due.filter(|due| *due > input.now) {
-        plan.look_again(due);
-        return Verdict::Later;
+        plan.schedule_requeue(due);
+        return RestartDecision::RestartLater;
     }
     status.restart_count = Some(count.saturating_add(1));
     status.last_restart_time = Some(Time(input.now));
@@ -80,11 +82,11 @@ pub(super) fn plan(
         input.now,
     );
     // The status first: it is what keeps the next one patient.
-    plan.status(Kind::Instance, name(live), live.status.as_ref(), &status);
+    plan.status(ResourceKind::Instance, name(live), live.status.as_ref(), &status);
     for pod in pods {
         plan.push(delete(pod), "a pod of the instance crashed");
     }
-    Verdict::Restarted
+    RestartDecision::RestartNow
 }
 
 /// A restart is over when the instance is ready again.
@@ -113,7 +115,7 @@ fn delay(config: &RestartPolicyConfig, count: i32) -> Duration {
     delay.min(seconds(config.max_delay_seconds))
 }
 
-fn has_crashed(pod: &Pod, revision: &revisions::Found) -> bool {
+fn has_crashed(pod: &Pod, revision: &revisions::RevisionRef) -> bool {
     let annotations = pod.metadata.annotations.as_ref();
     let trigger = annotations.and_then(|annotations| annotations.get(keys::RESTART_TRIGGER_POLICY));
     if trigger.is_some_and(|trigger| trigger == "Ignore") {
@@ -121,7 +123,7 @@ fn has_crashed(pod: &Pod, revision: &revisions::Found) -> bool {
     }
     let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
     let is_crash = |status: &k8s_openapi::api::core::v1::ContainerStatus| {
-        status.restart_count > in_place::explained_restarts(pod, &status.name)
+        status.restart_count > in_place::expected_restarts(pod, &status.name)
     };
     is_failed(pod) || !in_place::is_updating(pod, revision) && statuses.into_iter().flatten().any(is_crash)
 }

@@ -2,16 +2,16 @@
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use moongate_render::OwnerRef;
-use moongate_render::revision::Revision;
+use moongate_render::revision::SpecRevision;
 use rbg_api::keys;
 use serde_json::Value;
 
-use super::{Action, Plan};
-use crate::Kind;
+use super::{ReconcilePlan, WriteAction};
+use crate::ResourceKind;
 
 /// The revision that a spec has now.
 #[derive(Debug, Clone)]
-pub(super) struct Found {
+pub(super) struct RevisionRef {
     /// Name of the ControllerRevision.
     pub(super) name: String,
     /// What pods are labelled with.
@@ -19,7 +19,7 @@ pub(super) struct Found {
 }
 
 /// Of whom a new revision is.
-pub(super) struct Owner<'a> {
+pub(super) struct RevisionOwner<'a> {
     pub(super) namespace: &'a str,
     pub(super) labels: std::collections::BTreeMap<String, String>,
     pub(super) reference: OwnerRef,
@@ -28,11 +28,11 @@ pub(super) struct Owner<'a> {
 /// What is stored of a spec equal to `wanted`, whoever wrote it; else a step that stores it. A hash that another spec has
 /// already is told apart by `make`, which is given a count of collisions.
 pub(super) fn find_or_make(
-    make: impl Fn(i32) -> Revision,
+    make: impl Fn(i32) -> SpecRevision,
     stored: &[ControllerRevision],
-    owner: Owner<'_>,
-    plan: &mut Plan,
-) -> Found {
+    owner: RevisionOwner<'_>,
+    plan: &mut ReconcilePlan,
+) -> RevisionRef {
     let last = stored.iter().map(|revision| revision.revision).max().unwrap_or(0);
     let mut collisions = 0;
     loop {
@@ -43,10 +43,15 @@ pub(super) fn find_or_make(
             // A rollback: the old revision is the newest again.
             if same.revision < last {
                 let body = serde_json::json!({ "revision": last.saturating_add(1) });
-                let action = Action::Patch { kind: Kind::Revision, name: name.clone(), status: false, body };
+                let action = WriteAction::Patch {
+                    kind: ResourceKind::Revision,
+                    name: name.clone(),
+                    status: false,
+                    body,
+                };
                 plan.push(action, "an earlier revision is in force again");
             }
-            return Found { hash: hash(same), name };
+            return RevisionRef { hash: hash(same), name };
         }
         let is_taken = stored.iter().any(|stored| stored.metadata.name.as_ref() == Some(&wanted.name));
         if is_taken {
@@ -62,8 +67,8 @@ pub(super) fn find_or_make(
             &owner.reference,
             last.saturating_add(1),
         );
-        plan.push(Action::Create(manifest), "the spec has a new revision");
-        return Found { name: wanted.name, hash: wanted.hash };
+        plan.push(WriteAction::Create(manifest), "the spec has a new revision");
+        return RevisionRef { name: wanted.name, hash: wanted.hash };
     }
 }
 
@@ -72,14 +77,17 @@ pub(super) fn prune(
     stored: &[ControllerRevision],
     in_use: impl Fn(&str) -> bool,
     kept: usize,
-    plan: &mut Plan,
+    plan: &mut ReconcilePlan,
 ) {
     let mut idle: Vec<&ControllerRevision> =
         stored.iter().filter(|stored| !in_use(stored.metadata.name.as_deref().unwrap_or_default())).collect();
     idle.sort_by_key(|stored| std::cmp::Reverse(stored.revision));
     for old in idle.into_iter().skip(kept) {
         let (Some(name), Some(uid)) = (old.metadata.name.clone(), old.metadata.uid.clone()) else { continue };
-        plan.push(Action::Delete { kind: Kind::Revision, name, uid }, "revisions beyond the history's limit");
+        plan.push(
+            WriteAction::Delete { kind: ResourceKind::Revision, name, uid },
+            "revisions beyond the history's limit",
+        );
     }
 }
 

@@ -6,20 +6,20 @@ use std::time::Duration;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
-use moongate_render::revision::Revision;
+use moongate_render::revision::SpecRevision;
 use moongate_render::{Manifest, OwnerRef};
 use rbg_api::v1alpha2::{RoleInstance, RoleInstanceSet, RoleInstanceSpec, UpdateStrategy};
-use rbg_api::{IntOrPercent, Round, keys};
+use rbg_api::{IntOrPercent, RoundingMode, keys};
 use serde_json::{Value, json};
 
-use super::lifecycle::{self, Fate, Waiting};
-use super::{Action, Plan, PlanError, nodes, ordered, revisions, unordered};
-use crate::Kind;
-use crate::status::{self, SetFacts};
+use super::lifecycle::{self, InstanceTransition, PendingInstances};
+use super::{PlanError, ReconcilePlan, WriteAction, node_affinity, ordered, revisions, unordered};
+use crate::ResourceKind;
+use crate::status::{self, ObservedInstanceSet};
 
 /// What is known of a set.
 #[derive(Clone, Copy)]
-pub struct SetInput<'a> {
+pub struct InstanceSetInput<'a> {
     /// The set.
     pub set: &'a RoleInstanceSet,
     /// Its stored revisions.
@@ -31,32 +31,32 @@ pub struct SetInput<'a> {
 }
 
 /// A set as its two modes see it.
-pub(super) struct View<'a> {
-    pub(super) input: SetInput<'a>,
+pub(super) struct InstanceSetView<'a> {
+    pub(super) input: InstanceSetInput<'a>,
     pub(super) replicas: i32,
     /// Instances that keep their revision.
     pub(super) partition: i32,
     pub(super) max_unavailable: i32,
     pub(super) max_surge: i32,
     pub(super) paused: bool,
-    pub(super) one_by_one: bool,
-    pub(super) update: revisions::Found,
+    pub(super) ordered_ready: bool,
+    pub(super) update: revisions::RevisionRef,
     /// The set as it was at the revision that its instances had last, for those that are held back.
-    pub(super) before: Option<(RoleInstanceSet, revisions::Found)>,
-    pub(super) waiting: Waiting,
+    pub(super) previous: Option<(RoleInstanceSet, revisions::RevisionRef)>,
+    pub(super) waiting: PendingInstances,
 }
 
 /// What is to be done.
 ///
 /// # Errors
 /// [`PlanError`].
-pub fn set(input: SetInput<'_>) -> Result<Plan, PlanError> {
-    let mut plan = Plan::default();
+pub fn set(input: InstanceSetInput<'_>) -> Result<ReconcilePlan, PlanError> {
+    let mut plan = ReconcilePlan::default();
     let set = input.set;
     if set.metadata.deletion_timestamp.is_some() {
         return Ok(plan);
     }
-    nodes::of_set(input, &mut plan);
+    node_affinity::record_set_nodes(input, &mut plan);
     let view = view(input, &mut plan)?;
     let annotations = set.metadata.annotations.as_ref();
     let pattern = annotations.and_then(|all| all.get(keys::ROLE_INSTANCE_PATTERN)).map(String::as_str);
@@ -71,9 +71,9 @@ pub fn set(input: SetInput<'_>) -> Result<Plan, PlanError> {
     } else {
         unordered::plan(&view, &own, &mut plan)?;
     }
-    lifecycle::settle(&view, &own, &mut plan);
-    own.iter().for_each(|instance| pass_topology_on(set, instance, &mut plan));
-    let facts = facts(&view, &own);
+    lifecycle::finish_transitions(&view, &own, &mut plan);
+    own.iter().for_each(|instance| propagate_topology(set, instance, &mut plan));
+    let facts = observe(&view, &own);
     let in_use: BTreeSet<&str> = input.instances.iter().filter_map(revision_label).collect();
     let limit = set.spec.revision_history_limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(10);
     let is_used = |name: &str| {
@@ -84,21 +84,21 @@ pub fn set(input: SetInput<'_>) -> Result<Plan, PlanError> {
     revisions::prune(input.revisions, is_used, limit, &mut plan);
     let mut after = status::set(set, &facts);
     let parts = own.iter().filter_map(|instance| Some(instance.status.as_ref()?.conditions.as_slice()));
-    status::gather_waiting(&mut after.conditions, parts, input.now);
-    plan.status(Kind::Set, name(set), set.status.as_ref(), &after);
+    status::aggregate_waiting(&mut after.conditions, parts, input.now);
+    plan.status(ResourceKind::Set, name(set), set.status.as_ref(), &after);
     Ok(plan)
 }
 
 /// What pods are told of nearness is in no revision: instances have it from their set, and pods get it when they are made.
-fn pass_topology_on(set: &RoleInstanceSet, instance: &RoleInstance, plan: &mut Plan) {
+fn propagate_topology(set: &RoleInstanceSet, instance: &RoleInstance, plan: &mut ReconcilePlan) {
     fn said(metadata: &ObjectMeta) -> Option<&String> {
         metadata.annotations.as_ref()?.get(keys::TOPOLOGY)
     }
     let wanted = said(&set.metadata);
     let name = instance.metadata.name.clone().unwrap_or_default();
     // Whoever is written anew or ends needs no patch before it.
-    let is_written = |step: &super::Step| match &step.action {
-        Action::Replace { name: other, .. } | Action::Delete { name: other, .. } => *other == name,
+    let is_written = |step: &super::PlanStep| match &step.action {
+        WriteAction::Replace { name: other, .. } | WriteAction::Delete { name: other, .. } => *other == name,
         _ => false,
     };
     let is_going = instance.metadata.deletion_timestamp.is_some();
@@ -108,57 +108,60 @@ fn pass_topology_on(set: &RoleInstanceSet, instance: &RoleInstance, plan: &mut P
     let body =
         json!({ "metadata": { "uid": instance.metadata.uid, "annotations": { keys::TOPOLOGY: wanted } } });
     let reason = format!("{name}: its pods to come are placed otherwise");
-    plan.push(Action::Patch { kind: Kind::Instance, name, status: false, body }, reason);
+    plan.push(WriteAction::Patch { kind: ResourceKind::Instance, name, status: false, body }, reason);
 }
 
 pub(super) fn name(set: &RoleInstanceSet) -> &str {
     set.metadata.name.as_deref().unwrap_or_default()
 }
 
-fn view<'a>(input: SetInput<'a>, plan: &mut Plan) -> Result<View<'a>, PlanError> {
+fn view<'a>(input: InstanceSetInput<'a>, plan: &mut ReconcilePlan) -> Result<InstanceSetView<'a>, PlanError> {
     let set = input.set;
     let namespace = set.metadata.namespace.as_deref().ok_or(PlanError::NoMetadata("namespace"))?;
     let template = serde_json::to_value(&set.spec.role_instance_template).unwrap_or_default();
     let labels = set.spec.selector.as_ref().and_then(|selector| selector.match_labels.clone());
     let reference = OwnerRef {
-        api_version: Kind::Set.api_version().to_owned(),
-        kind: Kind::Set.name().to_owned(),
+        api_version: ResourceKind::Set.api_version().to_owned(),
+        kind: ResourceKind::Set.name().to_owned(),
         name: name(set).to_owned(),
         uid: set.metadata.uid.clone().unwrap_or_default(),
         controller: true,
     };
-    let owner = revisions::Owner { namespace, labels: labels.unwrap_or_default(), reference };
-    let make = |collisions| Revision::of_set(name(set), &template, collisions);
+    let owner = revisions::RevisionOwner { namespace, labels: labels.unwrap_or_default(), reference };
+    let make = |collisions| SpecRevision::for_set(name(set), &template, collisions);
     let update = revisions::find_or_make(make, input.revisions, owner, plan);
     let strategy = set.spec.update_strategy.clone().unwrap_or_default();
     let replicas = set.spec.replicas.unwrap_or(1).max(0);
     let share = |value: &Option<IntOrPercent>, round, default| {
         value.as_ref().and_then(|value| value.of(replicas, round)).unwrap_or(default).max(0)
     };
-    let max_surge = share(&strategy.max_surge, Round::Up, 0);
+    let max_surge = share(&strategy.max_surge, RoundingMode::Up, 0);
     let max_unavailable = match max_surge {
-        0 => share(&strategy.max_unavailable, Round::Up, 1).max(1),
-        _ => share(&strategy.max_unavailable, Round::Down, 1),
+        0 => share(&strategy.max_unavailable, RoundingMode::Up, 1).max(1),
+        _ => share(&strategy.max_unavailable, RoundingMode::Down, 1),
     };
-    Ok(View {
-        before: before(input, &update),
-        waiting: Waiting::default(),
+    Ok(InstanceSetView {
+        previous: previous_revision(input, &update),
+        waiting: PendingInstances::default(),
         input,
         replicas,
-        partition: share(&strategy.partition, Round::Down, 0).min(replicas),
+        partition: share(&strategy.partition, RoundingMode::Down, 0).min(replicas),
         max_unavailable,
         max_surge,
         paused: strategy.paused.unwrap_or(false),
-        one_by_one: set.spec.pod_management_policy.as_deref() == Some("OrderedReady"),
+        ordered_ready: set.spec.pod_management_policy.as_deref() == Some("OrderedReady"),
         update,
     })
 }
 
 /// The set with the template of its last revision, if that is another one.
-fn before(input: SetInput<'_>, update: &revisions::Found) -> Option<(RoleInstanceSet, revisions::Found)> {
+fn previous_revision(
+    input: InstanceSetInput<'_>,
+    update: &revisions::RevisionRef,
+) -> Option<(RoleInstanceSet, revisions::RevisionRef)> {
     let current = input.set.status.as_ref()?.current_revision.as_deref()?;
     let stored = input.revisions.iter().find(|stored| stored.metadata.name.as_deref() == Some(current))?;
-    let found = revisions::Found { name: current.to_owned(), hash: revisions::hash(stored) };
+    let found = revisions::RevisionRef { name: current.to_owned(), hash: revisions::hash(stored) };
     if found.name == update.name {
         return None;
     }
@@ -173,7 +176,7 @@ pub(super) fn revision_label(instance: &RoleInstance) -> Option<&str> {
     instance.metadata.labels.as_ref()?.get(keys::CONTROLLER_REVISION_HASH).map(String::as_str)
 }
 
-impl View<'_> {
+impl InstanceSetView<'_> {
     /// Whether the instance was made from the spec's revision. Ordered instances have its whole name, others its hash.
     pub(super) fn is_updated(&self, instance: &RoleInstance) -> bool {
         let label = revision_label(instance);
@@ -181,7 +184,7 @@ impl View<'_> {
     }
 
     /// How an instance gets the spec's revision: in place if its pods are the same ones, else by being made anew.
-    pub(super) fn update(&self, instance: &RoleInstance, wanted: &Manifest, plan: &mut Plan) {
+    pub(super) fn update(&self, instance: &RoleInstance, wanted: &Manifest, plan: &mut ReconcilePlan) {
         let name = instance.metadata.name.as_deref().unwrap_or_default();
         let strategy: Option<&UpdateStrategy> = self.input.set.spec.update_strategy.as_ref();
         let kind = strategy.and_then(|strategy| strategy.kind.as_deref());
@@ -191,10 +194,10 @@ impl View<'_> {
         let same_pods = sizes(&instance.spec) == sizes(&self.input.set.spec.role_instance_template);
         if matches!(kind, Some("RecreatePod" | "Recreate")) || !same_pods {
             let reason = format!("{name} gets a new revision and cannot keep its pods");
-            lifecycle::delete(self, instance, Fate::MadeAnew, reason, plan);
+            lifecycle::delete(self, instance, InstanceTransition::Recreated, reason, plan);
             return;
         }
-        if !lifecycle::may(self, instance, Fate::Updated, plan) {
+        if !lifecycle::may_proceed(self, instance, InstanceTransition::Updated, plan) {
             return;
         }
         let mut object = serde_json::to_value(instance).unwrap_or_default();
@@ -209,7 +212,7 @@ impl View<'_> {
         }
         object["spec"] = wanted.0.get("spec").cloned().unwrap_or_default();
         lifecycle::begin(self.input.set, &mut object);
-        let action = Action::Replace { kind: Kind::Instance, name: name.to_owned(), object };
+        let action = WriteAction::Replace { kind: ResourceKind::Instance, name: name.to_owned(), object };
         plan.push(action, format!("{name} gets a new revision in place"));
     }
 
@@ -218,22 +221,22 @@ impl View<'_> {
     }
 }
 
-pub(super) fn delete(instance: &RoleInstance) -> Action {
-    Action::Delete {
-        kind: Kind::Instance,
+pub(super) fn delete(instance: &RoleInstance) -> WriteAction {
+    WriteAction::Delete {
+        kind: ResourceKind::Instance,
         name: instance.metadata.name.clone().unwrap_or_default(),
         uid: instance.metadata.uid.clone().unwrap_or_default(),
     }
 }
 
-fn facts(view: &View<'_>, own: &[&RoleInstance]) -> SetFacts {
+fn observe(view: &InstanceSetView<'_>, own: &[&RoleInstance]) -> ObservedInstanceSet {
     let count = |which: &dyn Fn(&RoleInstance) -> bool| {
         i32::try_from(own.iter().filter(|instance| which(instance)).count()).unwrap_or(i32::MAX)
     };
     let lives = |instance: &RoleInstance| instance.metadata.deletion_timestamp.is_none();
     let updated_ready = count(&|instance| view.is_updated(instance) && status::is_ready(instance));
     let replicas = count(&lives);
-    SetFacts {
+    ObservedInstanceSet {
         replicas,
         ready: count(&|instance| status::is_ready(instance)),
         available: count(&|instance| status::is_available(instance, view.min_ready(), view.input.now)),

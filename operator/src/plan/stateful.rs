@@ -2,24 +2,24 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use moongate_render::{Manifest, WorkloadKind};
-use rbg_api::{IntOrPercent, Round, keys};
+use rbg_api::{IntOrPercent, RoundingMode, keys};
 use serde_json::{Value, json};
 
-use super::coordination::Update;
+use super::coordination::RoleUpdateState;
+use super::desired_roles::{DesiredRole, RoleWithWorkload, update};
 use super::group::GroupInput;
-use super::targets::{LiveRole, Target, update};
 use crate::status::{pod_has, pod_label};
 
 /// A pod, by its ordinal; one that is missing is neither.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Slot {
+struct PodSlot {
     ready: bool,
     updated: bool,
 }
 
 /// A StatefulSet in the middle of an update.
 #[derive(Debug, Clone, Copy)]
-struct Rolling {
+struct StatefulSetRollout {
     /// Pods that it shall have in the end.
     replicas: usize,
     /// Pods beyond them while it is updated.
@@ -27,50 +27,55 @@ struct Rolling {
     /// Pods that may be unavailable.
     unavailable: usize,
     /// Pods that keep their revision.
-    held_back: usize,
+    partitioned: usize,
     /// What it has been told.
-    asked: usize,
+    requested: usize,
     partition: usize,
 }
 
 /// Replicas and partition that the role's StatefulSet is told now.
-pub(super) fn steps(input: GroupInput<'_>, role: &LiveRole<'_>, target: &Target, manifest: &mut Manifest) {
+pub(super) fn plan_rollout(
+    input: GroupInput<'_>,
+    role: &RoleWithWorkload<'_>,
+    target: &DesiredRole,
+    manifest: &mut Manifest,
+) {
     let Some(live) = role.live.filter(|_| role.role.kind() == WorkloadKind::StatefulSet) else { return };
     // A policy has its own steps.
-    if target.now.partition.is_some() {
+    if target.current.partition.is_some() {
         return;
     }
     let number = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
     let own = role.role.rolling_update();
-    let replicas = usize::try_from(target.now.replicas).unwrap_or(0);
+    let replicas = usize::try_from(target.current.replicas).unwrap_or(0);
     let share = |bound: Option<&IntOrPercent>, round| {
-        let count = bound.and_then(|bound| bound.of(target.now.replicas, round));
+        let count = bound.and_then(|bound| bound.of(target.current.replicas, round));
         count.and_then(|count| usize::try_from(count).ok())
     };
-    let surge = share(own.and_then(|own| own.max_surge.as_ref()), Round::Up).unwrap_or(0);
-    let unavailable = target.now.max_unavailable.as_ref().or_else(|| own?.max_unavailable.as_ref());
+    let surge = share(own.and_then(|own| own.max_surge.as_ref()), RoundingMode::Up).unwrap_or(0);
+    let unavailable = target.current.max_unavailable.as_ref().or_else(|| own?.max_unavailable.as_ref());
     let unavailable = match surge {
-        0 => share(unavailable, Round::Up).unwrap_or(1).max(1),
-        _ => share(unavailable, Round::Down).unwrap_or(1),
+        0 => share(unavailable, RoundingMode::Up).unwrap_or(1).max(1),
+        _ => share(unavailable, RoundingMode::Down).unwrap_or(1),
     };
-    let rolling = Rolling {
+    let rolling = StatefulSetRollout {
         replicas,
         surge,
         unavailable,
-        held_back: usize::try_from(target.held_back).unwrap_or(0),
-        asked: number(&live["spec"]["replicas"]).unwrap_or(1),
+        partitioned: usize::try_from(target.partitioned).unwrap_or(0),
+        requested: number(&live["spec"]["replicas"]).unwrap_or(1),
         partition: number(&live["spec"]["updateStrategy"]["rollingUpdate"]["partition"]).unwrap_or(0),
     };
     let paused = own.is_some_and(|own| own.paused);
-    let (asked, partition) = match update(role, live, i32::try_from(rolling.asked).unwrap_or(i32::MAX)) {
-        Update::Done => (replicas, rolling.held_back),
-        Update::Unwritten if paused => (replicas, replicas.max(rolling.asked)),
-        Update::Unwritten => (replicas + surge, replicas.min(rolling.asked)),
-        Update::Unseen => (rolling.asked, rolling.partition),
-        Update::Going(_) if paused => (replicas, rolling.partition),
-        Update::Going(_) => {
+    let (asked, partition) = match update(role, live, i32::try_from(rolling.requested).unwrap_or(i32::MAX)) {
+        RoleUpdateState::Done => (replicas, rolling.partitioned),
+        RoleUpdateState::NotApplied if paused => (replicas, replicas.max(rolling.requested)),
+        RoleUpdateState::NotApplied => (replicas + surge, replicas.min(rolling.requested)),
+        RoleUpdateState::NotObserved => (rolling.requested, rolling.partition),
+        RoleUpdateState::InProgress(_) if paused => (replicas, rolling.partition),
+        RoleUpdateState::InProgress(_) => {
             let pods = live["metadata"]["uid"].as_str().map(input.foreign_pods).unwrap_or_default();
-            next(rolling, &slots(&pods, live, rolling.asked))
+            next_step(rolling, &slots(&pods, live, rolling.requested))
         }
     };
     if let Some(spec) = manifest.0.get_mut("spec") {
@@ -79,27 +84,35 @@ pub(super) fn steps(input: GroupInput<'_>, role: &LiveRole<'_>, target: &Target,
     }
 }
 
-fn slots(pods: &[Pod], live: &Value, count: usize) -> Vec<Slot> {
-    let mut slots = vec![Slot::default(); count];
+fn slots(pods: &[Pod], live: &Value, count: usize) -> Vec<PodSlot> {
+    let mut slots = vec![PodSlot::default(); count];
     let revision = live["status"]["updateRevision"].as_str();
     for pod in pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
         let name = pod.metadata.name.as_deref().and_then(|name| name.rsplit_once('-'));
         let ordinal = name.and_then(|(_, ordinal)| ordinal.parse::<usize>().ok());
         if let Some(slot) = ordinal.and_then(|ordinal| slots.get_mut(ordinal)) {
             let updated = pod_label(pod, keys::CONTROLLER_REVISION_HASH);
-            *slot = Slot { ready: pod_has(pod, "Ready"), updated: updated.is_some() && updated == revision };
+            *slot =
+                PodSlot { ready: pod_has(pod, "Ready"), updated: updated.is_some() && updated == revision };
         }
     }
     slots
 }
 
 /// The next step: pods at the end that are through make room for as many others, and pods that are down anyway are free.
-fn next(rolling: Rolling, slots: &[Slot]) -> (usize, usize) {
-    let Rolling { replicas, surge, unavailable, held_back, asked, partition } = rolling;
+fn next_step(rolling: StatefulSetRollout, slots: &[PodSlot]) -> (usize, usize) {
+    let StatefulSetRollout {
+        replicas,
+        surge,
+        unavailable,
+        partitioned: held_back,
+        requested: asked,
+        partition,
+    } = rolling;
     if !(replicas..=replicas + surge).contains(&asked) {
         return (replicas + surge, partition.min(replicas + surge).max(held_back));
     }
-    let is_through = |slot: &&Slot| slot.ready && slot.updated;
+    let is_through = |slot: &&PodSlot| slot.ready && slot.updated;
     let through = slots.iter().rev().take_while(is_through).count();
     // Pods beyond the replicas that serve stand in for others.
     let bridging = slots.iter().skip(replicas).filter(is_through).count();
@@ -120,30 +133,36 @@ mod tests {
 
     use super::*;
 
-    const OLD: Slot = Slot { ready: true, updated: false };
-    const NEW: Slot = Slot { ready: true, updated: true };
-    const DOWN: Slot = Slot { ready: false, updated: true };
+    const OLD: PodSlot = PodSlot { ready: true, updated: false };
+    const NEW: PodSlot = PodSlot { ready: true, updated: true };
+    const DOWN: PodSlot = PodSlot { ready: false, updated: true };
 
-    fn rolling(partition: usize) -> Rolling {
-        Rolling { replicas: 4, surge: 0, unavailable: 1, held_back: 0, asked: 4, partition }
+    fn rolling(partition: usize) -> StatefulSetRollout {
+        StatefulSetRollout { replicas: 4, surge: 0, unavailable: 1, partitioned: 0, requested: 4, partition }
     }
 
     #[test]
     fn the_partition_follows_the_pods_that_are_through() {
-        assert_eq!(next(rolling(4), &[OLD; 4]), (4, 3));
-        assert_eq!(next(rolling(3), &[OLD, OLD, OLD, DOWN]), (4, 3));
-        assert_eq!(next(rolling(3), &[OLD, OLD, OLD, NEW]), (4, 2));
-        assert_eq!(next(Rolling { unavailable: 2, ..rolling(3) }, &[OLD, OLD, OLD, NEW]), (4, 1));
-        assert_eq!(next(Rolling { held_back: 3, ..rolling(3) }, &[OLD, OLD, OLD, NEW]), (4, 3));
-        let down = Slot { ready: false, updated: false };
-        assert_eq!(next(rolling(4), &[OLD, down, OLD, OLD]), (4, 4), "one is down already");
-        assert_eq!(next(rolling(4), &[OLD, OLD, OLD, down]), (4, 3), "and costs nothing");
+        assert_eq!(next_step(rolling(4), &[OLD; 4]), (4, 3));
+        assert_eq!(next_step(rolling(3), &[OLD, OLD, OLD, DOWN]), (4, 3));
+        assert_eq!(next_step(rolling(3), &[OLD, OLD, OLD, NEW]), (4, 2));
+        assert_eq!(
+            next_step(StatefulSetRollout { unavailable: 2, ..rolling(3) }, &[OLD, OLD, OLD, NEW]),
+            (4, 1)
+        );
+        assert_eq!(
+            next_step(StatefulSetRollout { partitioned: 3, ..rolling(3) }, &[OLD, OLD, OLD, NEW]),
+            (4, 3)
+        );
+        let down = PodSlot { ready: false, updated: false };
+        assert_eq!(next_step(rolling(4), &[OLD, down, OLD, OLD]), (4, 4), "one is down already");
+        assert_eq!(next_step(rolling(4), &[OLD, OLD, OLD, down]), (4, 3), "and costs nothing");
     }
 
     /// What a StatefulSet's controller and kubelets may do next; of what a partition allows, all at once if they like.
-    fn act(slots: &mut Vec<Slot>, (asked, partition): (usize, usize), draw: &[u8]) {
+    fn act(slots: &mut Vec<PodSlot>, (asked, partition): (usize, usize), draw: &[u8]) {
         while slots.len() < asked {
-            slots.push(Slot { ready: false, updated: slots.len() >= partition });
+            slots.push(PodSlot { ready: false, updated: slots.len() >= partition });
         }
         slots.truncate(asked);
         for (ordinal, slot) in slots.iter_mut().enumerate() {
@@ -174,12 +193,12 @@ mod tests {
                 let ready = slots.iter().filter(|slot| slot.ready).count();
                 prop_assert!(ready + unavailable >= replicas, "{slots:?} {told:?}");
                 prop_assert!(slots.iter().take(held_back).all(|slot| !slot.updated));
-                let (asked, partition) = told;
-                let rolling = Rolling { replicas, surge, unavailable, held_back, asked, partition };
-                slots.resize(asked, Slot::default());
-                told = next(rolling, &slots);
+                let (requested, partition) = told;
+                let rolling = StatefulSetRollout { replicas, surge, unavailable, partitioned: held_back, requested, partition };
+                slots.resize(requested, PodSlot::default());
+                told = next_step(rolling, &slots);
                 prop_assert!(told.1 <= partition.max(held_back), "never raised");
-                slots.truncate(asked);
+                slots.truncate(requested);
             }
             prop_assert_eq!(told, (replicas, held_back));
             prop_assert!(slots.iter().skip(held_back).all(|slot| *slot == NEW), "{:?}", slots);

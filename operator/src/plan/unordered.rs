@@ -4,9 +4,9 @@ use moongate_render::instance::{self, ID_LENGTH};
 use rbg_api::keys;
 use rbg_api::v1alpha2::{RoleInstance, RoleInstanceSet};
 
-use super::lifecycle::{self, Fate};
-use super::set::{View, name};
-use super::{Action, Plan, PlanError, after, nodes};
+use super::lifecycle::{self, InstanceTransition};
+use super::set::{InstanceSetView, name};
+use super::{PlanError, ReconcilePlan, WriteAction, add_duration, node_affinity};
 use crate::status::{self, is_ready, unready_since};
 
 /// Letters of names: none that make words, or look like others.
@@ -23,14 +23,24 @@ fn label<'a>(instance: &'a RoleInstance, key: &str) -> Option<&'a str> {
     instance.metadata.labels.as_ref()?.get(key).map(String::as_str)
 }
 
-pub(super) fn plan(view: &View<'_>, own: &[&RoleInstance], plan: &mut Plan) -> Result<(), PlanError> {
+pub(super) fn plan(
+    view: &InstanceSetView<'_>,
+    own: &[&RoleInstance],
+    plan: &mut ReconcilePlan,
+) -> Result<(), PlanError> {
     let set = view.input.set;
     let mut living: Vec<&RoleInstance> =
         own.iter().copied().filter(|live| live.metadata.deletion_timestamp.is_none()).collect();
     let chosen = set.spec.scale_strategy.iter().flat_map(|strategy| &strategy.role_instance_to_delete);
     for name in chosen {
         if let Some(at) = living.iter().position(|live| live.metadata.name.as_ref() == Some(name)) {
-            lifecycle::delete(view, living.remove(at), Fate::Deleted, "the scale strategy names it", plan);
+            lifecycle::delete(
+                view,
+                living.remove(at),
+                InstanceTransition::Deleted,
+                "the scale strategy names it",
+                plan,
+            );
         }
     }
     let old = living.iter().filter(|live| !view.is_updated(live)).count();
@@ -52,7 +62,7 @@ pub(super) fn plan(view: &View<'_>, own: &[&RoleInstance], plan: &mut Plan) -> R
             lifecycle::delete(
                 view,
                 extra,
-                Fate::Deleted,
+                InstanceTransition::Deleted,
                 "there are more instances than the set shall have",
                 plan,
             );
@@ -65,21 +75,21 @@ pub(super) fn plan(view: &View<'_>, own: &[&RoleInstance], plan: &mut Plan) -> R
 }
 
 fn make(
-    view: &View<'_>,
+    view: &InstanceSetView<'_>,
     own: &[&RoleInstance],
     (index, id): (usize, &str),
-    plan: &mut Plan,
+    plan: &mut ReconcilePlan,
 ) -> Result<(), PlanError> {
     let old = own.iter().filter(|live| !view.is_updated(live)).count();
     let held_back =
-        view.before.as_ref().filter(|_| old + index < usize::try_from(view.partition).unwrap_or(0));
+        view.previous.as_ref().filter(|_| old + index < usize::try_from(view.partition).unwrap_or(0));
     let now = view.input.now.to_string();
     let mut manifest = match held_back {
         Some((set, revision)) => instance::unordered(set, id, &revision.hash, &now)?,
         None => instance::unordered(view.input.set, id, &view.update.hash, &now)?,
     };
-    nodes::inherit(view.input, &mut manifest);
-    plan.push(Action::Create(manifest), format!("{} has too few instances", name(view.input.set)));
+    node_affinity::inherit_nodes(view.input, &mut manifest);
+    plan.push(WriteAction::Create(manifest), format!("{} has too few instances", name(view.input.set)));
     Ok(())
 }
 
@@ -108,10 +118,10 @@ fn random_id(state: &mut u64) -> String {
 }
 
 fn update(
-    view: &View<'_>,
+    view: &InstanceSetView<'_>,
     living: &[&RoleInstance],
     to_update: usize,
-    plan: &mut Plan,
+    plan: &mut ReconcilePlan,
 ) -> Result<(), PlanError> {
     let now = view.input.now;
     let is_available = |live: &RoleInstance| {
@@ -131,11 +141,12 @@ fn update(
                 break;
             }
             budget -= 1;
-        } else if let Some(at) = unready_since(live).map(|since| after(since, super::ordered::HOPELESS))
+        } else if let Some(at) =
+            unready_since(live).map(|since| add_duration(since, super::ordered::UNREADY_GRACE))
             && at > now
         {
             // It may be on its way up.
-            plan.look_again(at);
+            plan.schedule_requeue(at);
             continue;
         }
         let id = label(live, keys::ROLE_INSTANCE_ID).unwrap_or_default();
@@ -143,7 +154,7 @@ fn update(
         view.update(live, &wanted, plan);
     }
     for at in living.iter().filter_map(|live| super::ordered::ready_at(view, live)) {
-        plan.look_again(at);
+        plan.schedule_requeue(at);
     }
     Ok(())
 }

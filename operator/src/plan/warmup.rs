@@ -9,15 +9,15 @@ use moongate_render::warmup as render;
 use rbg_api::keys;
 use rbg_api::v1alpha2::{RoleBasedGroupWarmup, WarmupActions, WarmupPolicies};
 
-use super::{Action, Plan, PlanError, after};
-use crate::Kind;
-use crate::status::{self, WarmupFacts, pod_label};
+use super::{PlanError, ReconcilePlan, WriteAction, add_duration};
+use crate::ResourceKind;
+use crate::status::{self, ObservedWarmup, pod_label};
 
 /// Before the second attempt on a node; before each further one it is twice as long.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+const MIN_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(300);
 /// Failed pods of a node that are kept where attempts are not limited.
-const KEPT: usize = 10;
+const MAX_RETAINED_PODS: usize = 10;
 /// A container waits so when its image is on the node and yet it cannot be run: the image may lack a shell.
 const NOT_STARTED: [&str; 3] = ["CreateContainerConfigError", "CreateContainerError", "RunContainerError"];
 
@@ -37,7 +37,7 @@ pub struct WarmupInput<'a> {
 }
 
 /// How far it is on one node.
-enum Progress<'a> {
+enum NodeWarmupProgress<'a> {
     /// A pod is to be made, if not before a time. There may be one that has failed.
     Due(Timestamp, Option<&'a Pod>),
     Active,
@@ -49,27 +49,28 @@ enum Progress<'a> {
 ///
 /// # Errors
 /// [`PlanError`].
-pub fn warmup(input: WarmupInput<'_>) -> Result<Plan, PlanError> {
-    let mut plan = Plan::default();
+pub fn warmup(input: WarmupInput<'_>) -> Result<ReconcilePlan, PlanError> {
+    let mut plan = ReconcilePlan::default();
     let warmup = input.warmup;
     if warmup.metadata.deletion_timestamp.is_some() {
         return Ok(plan);
     }
     if warmup.status.as_ref().is_some_and(status::is_warmup_over) {
-        clear_up(input, &mut plan);
+        clean_up(input, &mut plan);
         return Ok(plan);
     }
     let targets = targets(input);
     let targets = targets.as_ref();
-    let progress: BTreeMap<&str, Progress<'_>> =
+    let progress: BTreeMap<&str, NodeWarmupProgress<'_>> =
         targets.into_iter().flatten().map(|(node, _)| (*node, progress(input, node))).collect();
-    let count = |which: fn(&Progress<'_>) -> bool| progress.values().filter(|one| which(one)).count();
+    let count =
+        |which: fn(&NodeWarmupProgress<'_>) -> bool| progress.values().filter(|one| which(one)).count();
     let missing = warmup.spec.target_role_based_group.as_ref().filter(|_| targets.is_none());
-    let facts = WarmupFacts {
+    let facts = ObservedWarmup {
         desired: progress.len(),
-        active: count(|one| matches!(one, Progress::Active)),
-        succeeded: count(|one| matches!(one, Progress::Succeeded)),
-        failed: count(|one| matches!(one, Progress::Failed)),
+        active: count(|one| matches!(one, NodeWarmupProgress::Active)),
+        succeeded: count(|one| matches!(one, NodeWarmupProgress::Succeeded)),
+        failed: count(|one| matches!(one, NodeWarmupProgress::Failed)),
         has_begun: !input.pods.is_empty(),
         unknown: missing.map(|target| format!("there is no group `{}`", target.name)),
         conflict: targets.into_iter().flatten().find_map(|(_, actions)| render::conflict(actions)),
@@ -79,12 +80,12 @@ pub fn warmup(input: WarmupInput<'_>) -> Result<Plan, PlanError> {
         if let Some(targets) = targets.filter(|_| !warmup.spec.paused) {
             start(input, targets, &progress, &mut plan)?;
         }
-        forget(input, &mut plan);
+        prune_failed_pods(input, &mut plan);
         if let Some((at, _)) = status::deadline(&policies(warmup), &after).filter(|(at, _)| *at > input.now) {
-            plan.look_again(at);
+            plan.schedule_requeue(at);
         }
     }
-    plan.status(Kind::Warmup, name(warmup), warmup.status.as_ref(), &after);
+    plan.status(ResourceKind::Warmup, name(warmup), warmup.status.as_ref(), &after);
     Ok(plan)
 }
 
@@ -128,25 +129,25 @@ fn targets(input: WarmupInput<'_>) -> Option<BTreeMap<&str, Vec<WarmupActions>>>
     Some(targets)
 }
 
-fn progress<'a>(input: WarmupInput<'a>, node: &str) -> Progress<'a> {
+fn progress<'a>(input: WarmupInput<'a>, node: &str) -> NodeWarmupProgress<'a> {
     let own = pods_of(input, node);
     if own.iter().any(|pod| is_done(pod)) {
-        return Progress::Succeeded;
+        return NodeWarmupProgress::Succeeded;
     }
     if !own.iter().all(|pod| phase(pod) == "Failed") {
-        return Progress::Active;
+        return NodeWarmupProgress::Active;
     }
     let limit = policies(input.warmup).backoff_limit_per_node;
     if limit.and_then(|limit| usize::try_from(limit).ok()).is_some_and(|limit| own.len() > limit) {
-        return Progress::Failed;
+        return NodeWarmupProgress::Failed;
     }
     let last = own.iter().max_by_key(|pod| (ended_at(pod), &pod.metadata.name)).copied();
     let due = last.map(|last| {
         let doublings = u32::try_from(own.len() - 1).unwrap_or(u32::MAX);
-        let pause = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(doublings)).min(LONGEST_PAUSE);
-        after(ended_at(last).unwrap_or(input.now), pause)
+        let pause = MIN_BACKOFF.saturating_mul(2_u32.saturating_pow(doublings)).min(MAX_BACKOFF);
+        add_duration(ended_at(last).unwrap_or(input.now), pause)
     });
-    Progress::Due(due.unwrap_or(input.now), last)
+    NodeWarmupProgress::Due(due.unwrap_or(input.now), last)
 }
 
 fn pods_of<'a>(input: WarmupInput<'a>, node: &str) -> Vec<&'a Pod> {
@@ -203,16 +204,16 @@ fn outcome(status: &ContainerStatus) -> Option<bool> {
 fn start(
     input: WarmupInput<'_>,
     targets: &BTreeMap<&str, Vec<WarmupActions>>,
-    progress: &BTreeMap<&str, Progress<'_>>,
-    plan: &mut Plan,
+    progress: &BTreeMap<&str, NodeWarmupProgress<'_>>,
+    plan: &mut ReconcilePlan,
 ) -> Result<(), PlanError> {
     let active = input.pods.iter().filter(|pod| !has_ended(pod) && !is_done(pod)).count();
     let parallelism = policies(input.warmup).parallelism.and_then(|limit| usize::try_from(limit).ok());
     let mut room = parallelism.unwrap_or(usize::MAX).saturating_sub(active);
     for (node, actions) in targets {
-        let Some(Progress::Due(due, failed)) = progress.get(node) else { continue };
+        let Some(NodeWarmupProgress::Due(due, failed)) = progress.get(node) else { continue };
         if *due > input.now {
-            plan.look_again(*due);
+            plan.schedule_requeue(*due);
             continue;
         }
         if room == 0 {
@@ -224,13 +225,13 @@ fn start(
         let last = failed.and_then(|pod| pod.metadata.uid.as_deref()).unwrap_or_default();
         let manifest = render::pod(input.warmup, (node, hostname), last, actions)?;
         let reason = format!("{} warms up the node {node}", manifest.name());
-        plan.push(Action::Create(manifest), reason);
+        plan.push(WriteAction::Create(manifest), reason);
     }
     Ok(())
 }
 
 /// Where attempts have no limit, old ones are not kept for ever.
-fn forget(input: WarmupInput<'_>, plan: &mut Plan) {
+fn prune_failed_pods(input: WarmupInput<'_>, plan: &mut ReconcilePlan) {
     if policies(input.warmup).backoff_limit_per_node.is_some() {
         return;
     }
@@ -240,15 +241,15 @@ fn forget(input: WarmupInput<'_>, plan: &mut Plan) {
     }
     for mut pods in failed.into_values() {
         pods.sort_by_key(|pod| ended_at(pod));
-        for old in pods.iter().rev().skip(KEPT) {
+        for old in pods.iter().rev().skip(MAX_RETAINED_PODS) {
             plan.push(delete_pod(old), "later attempts on this node have failed, too");
         }
     }
 }
 
-pub(super) fn delete_pod(pod: &Pod) -> Action {
-    Action::Delete {
-        kind: Kind::WarmupPod,
+pub(super) fn delete_pod(pod: &Pod) -> WriteAction {
+    WriteAction::Delete {
+        kind: ResourceKind::WarmupPod,
         name: pod.metadata.name.clone().unwrap_or_default(),
         uid: pod.metadata.uid.clone().unwrap_or_default(),
     }
@@ -259,19 +260,19 @@ fn is_ending(pod: &Pod) -> bool {
 }
 
 /// What is left to do about a warmup that is over: pods that still run are ended, and it goes itself when its time has come.
-fn clear_up(input: WarmupInput<'_>, plan: &mut Plan) {
+fn clean_up(input: WarmupInput<'_>, plan: &mut ReconcilePlan) {
     for pod in input.pods.iter().filter(|pod| !has_ended(pod) && !is_ending(pod)) {
         plan.push(delete_pod(pod), "the warmup is over");
     }
     let ends = input.warmup.status.as_ref().and_then(|status| status.completion_time.as_ref());
     let Some((seconds, ended)) = policies(input.warmup).ttl_seconds_after_finished.zip(ends) else { return };
-    let due = after(ended.0, Duration::from_secs(u64::try_from(seconds).unwrap_or(0)));
+    let due = add_duration(ended.0, Duration::from_secs(u64::try_from(seconds).unwrap_or(0)));
     if due > input.now {
-        plan.look_again(due);
+        plan.schedule_requeue(due);
         return;
     }
-    let action = Action::Delete {
-        kind: Kind::Warmup,
+    let action = WriteAction::Delete {
+        kind: ResourceKind::Warmup,
         name: name(input.warmup).to_owned(),
         uid: input.warmup.metadata.uid.clone().unwrap_or_default(),
     };

@@ -7,13 +7,13 @@ use super::{has, set_condition};
 
 /// What is known of one role.
 #[derive(Debug, Clone, Default)]
-pub struct RoleState {
+pub struct ObservedRoleStatus {
     /// The role.
     pub name: String,
     /// Instances that it shall have.
     pub desired: i32,
     /// Instances that it shall have now, which coordination may keep below what is desired.
-    pub asked: i32,
+    pub requested: i32,
     /// Instances of the new revision that it shall have: fewer where some are held back.
     pub expected_updated: i32,
     /// Instances that exist.
@@ -25,10 +25,10 @@ pub struct RoleState {
     /// Whether the numbers speak of the group's present spec.
     pub current: bool,
     /// Why nothing is done for the role now.
-    pub held: Option<String>,
+    pub blocked_by: Option<String>,
 }
 
-impl RoleState {
+impl ObservedRoleStatus {
     /// Whether all that is desired is there and ready.
     #[must_use]
     pub fn is_ready(&self) -> bool {
@@ -37,8 +37,8 @@ impl RoleState {
 
     /// Whether all that it shall have now is there and ready.
     #[must_use]
-    pub fn is_as_asked(&self) -> bool {
-        self.current && self.asked == self.replicas && self.asked == self.ready
+    pub fn is_at_requested(&self) -> bool {
+        self.current && self.requested == self.replicas && self.requested == self.ready
     }
 
     fn is_rolling(&self) -> bool {
@@ -64,13 +64,13 @@ pub fn is_group_settled(group: &RoleBasedGroup) -> bool {
 #[must_use]
 pub fn group(
     group: &RoleBasedGroup,
-    roles: &[RoleState],
+    roles: &[ObservedRoleStatus],
     refused: Option<&str>,
     now: Timestamp,
 ) -> RoleBasedGroupStatus {
     let mut status = group.status.clone().unwrap_or_default();
     status.observed_generation = group.metadata.generation;
-    let one = |role: &RoleState| RoleStatus {
+    let one = |role: &ObservedRoleStatus| RoleStatus {
         name: role.name.clone(),
         replicas: role.replicas,
         ready_replicas: role.ready,
@@ -79,7 +79,7 @@ pub fn group(
     if refused.is_none() {
         status.role_statuses = roles.iter().map(one).collect();
     }
-    let names = |which: &dyn Fn(&RoleState) -> bool| {
+    let names = |which: &dyn Fn(&ObservedRoleStatus) -> bool| {
         let names: Vec<&str> =
             roles.iter().filter(|role| which(role)).map(|role| role.name.as_str()).collect();
         names.join(", ")
@@ -94,7 +94,7 @@ pub fn group(
         None => (false, "RoleNotReady", waiting.as_str()),
     };
     set_condition(conditions, "Ready", ready, (reason, message), now);
-    let held = roles.iter().find_map(|role| role.held.as_deref());
+    let held = roles.iter().find_map(|role| role.blocked_by.as_deref());
     let moving = refused.is_none() && !(unready.is_empty() && rolling.is_empty());
     let text = match (refused, held) {
         (Some(why), _) => ("InvalidSpec", why),

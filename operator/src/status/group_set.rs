@@ -7,7 +7,7 @@ use super::set_condition;
 
 /// What the plan has found out about a set of groups.
 #[derive(Debug, Clone, Default)]
-pub struct GroupSetFacts {
+pub struct ObservedGroupSet {
     /// Groups that it shall have.
     pub desired: i32,
     /// Groups that exist.
@@ -17,20 +17,25 @@ pub struct GroupSetFacts {
     /// Names of groups that are not yet what the template says.
     pub updating: Vec<String>,
     /// Names that groups of the set shall have, and others have.
-    pub taken: Vec<String>,
+    pub conflicting_names: Vec<String>,
 }
 
 /// The status.
 #[must_use]
-pub fn group_set(set: &RoleBasedGroupSet, facts: &GroupSetFacts, now: Timestamp) -> RoleBasedGroupSetStatus {
+pub fn group_set(
+    set: &RoleBasedGroupSet,
+    facts: &ObservedGroupSet,
+    now: Timestamp,
+) -> RoleBasedGroupSetStatus {
     let mut status = set.status.clone().unwrap_or_default();
     status.observed_generation = set.metadata.generation;
     status.replicas = facts.replicas;
     status.ready_replicas = facts.ready;
     let waiting = format!("Waiting for replicas to be ready ({}/{})", facts.ready, facts.desired);
-    let taken = format!("there are groups of other owners with these names: {}", facts.taken.join(", "));
+    let taken =
+        format!("there are groups of other owners with these names: {}", facts.conflicting_names.join(", "));
     let is_ready = facts.replicas == facts.desired && facts.ready == facts.desired;
-    let text = match (is_ready, facts.taken.is_empty()) {
+    let text = match (is_ready, facts.conflicting_names.is_empty()) {
         (true, _) => ("AllReplicasReady", "All replicas are ready"),
         (false, true) => ("ReplicasNotReady", waiting.as_str()),
         (false, false) => ("NamesTaken", taken.as_str()),

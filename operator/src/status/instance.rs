@@ -38,7 +38,7 @@ pub fn is_scheduled(instance: &RoleInstance) -> bool {
 pub fn is_available(instance: &RoleInstance, least: Duration, now: Timestamp) -> bool {
     let since = instance.status.as_ref().and_then(|status| since(&status.conditions, READY));
     is_ready(instance)
-        && (least.is_zero() || since.is_some_and(|since| crate::plan::after(since, least) <= now))
+        && (least.is_zero() || since.is_some_and(|since| crate::plan::add_duration(since, least) <= now))
 }
 
 /// Since when it is not ready.
@@ -114,7 +114,7 @@ pub fn instance(
         _ if !(ready || any) => (false, "PodsNotReady", "not all pods are ready"),
         _ if !updated => (false, "InplaceUpdateNotReady", "not all pods are of the instance's revision"),
         Some(_) => (false, "ReadinessGatesNotReady", "a readiness gate is closed"),
-        None if pods.iter().any(|pod| crate::plan::is_awaited(pod)) => {
+        None if pods.iter().any(|pod| crate::plan::is_pending(pod)) => {
             (false, "WaitingForHooks", "a pod is not back with all it had")
         }
         None => (true, "Ready", ""),

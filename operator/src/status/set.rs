@@ -4,7 +4,7 @@ use rbg_api::v1alpha2::{RoleInstanceSet, RoleInstanceSetStatus};
 
 /// What the plan has found out about a set.
 #[derive(Debug, Clone, Default)]
-pub struct SetFacts {
+pub struct ObservedInstanceSet {
     /// Instances that exist.
     pub replicas: i32,
     /// Ready ones.
@@ -25,7 +25,7 @@ pub struct SetFacts {
 
 /// The status.
 #[must_use]
-pub fn set(set: &RoleInstanceSet, facts: &SetFacts) -> RoleInstanceSetStatus {
+pub fn set(set: &RoleInstanceSet, facts: &ObservedInstanceSet) -> RoleInstanceSetStatus {
     let mut status = set.status.clone().unwrap_or_default();
     status.observed_generation = set.metadata.generation;
     status.replicas = facts.replicas;

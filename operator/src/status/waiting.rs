@@ -14,29 +14,37 @@ pub(crate) const CANNOT_PULL: &str = "CannotPull";
 
 /// A condition about waiting, and its reasons. Nothing has it before there is something to wait for.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Wait<'a> {
+pub(crate) struct WaitCondition<'a> {
     pub(crate) condition: &'a str,
     /// While there is something to wait for.
-    pub(crate) not_yet: &'a str,
+    pub(crate) pending_reason: &'a str,
     /// When all came that was waited for.
-    pub(crate) over: &'a str,
+    pub(crate) done_reason: &'a str,
     /// When something was not waited for any longer.
-    pub(crate) given_up: &'a str,
+    pub(crate) timeout_reason: &'a str,
 }
 
 /// For pods that are asked before and after a restart in place.
-pub(crate) const FOR_HOOKS: Wait<'_> =
-    Wait { condition: "WaitingForHooks", not_yet: "NotYet", over: "NobodyWaits", given_up: TIMED_OUT };
+pub(crate) const FOR_HOOKS: WaitCondition<'_> = WaitCondition {
+    condition: "WaitingForHooks",
+    pending_reason: "NotYet",
+    done_reason: "NobodyWaits",
+    timeout_reason: TIMED_OUT,
+};
 /// For images that are pulled before a restart in place.
-pub(crate) const FOR_IMAGES: Wait<'_> =
-    Wait { condition: "PullingImages", not_yet: "NotYet", over: "Pulled", given_up: NOT_PULLED };
+pub(crate) const FOR_IMAGES: WaitCondition<'_> = WaitCondition {
+    condition: "PullingImages",
+    pending_reason: "NotYet",
+    done_reason: "Pulled",
+    timeout_reason: NOT_PULLED,
+};
 /// Names that a text has at most.
-const MOST: usize = 5;
+const MAX_NAMES: usize = 5;
 
 /// Says what is waited for, or else what was not waited for any longer.
 pub(crate) fn set_waiting(
     conditions: &mut Vec<Condition>,
-    wait: Wait<'_>,
+    wait: WaitCondition<'_>,
     waiting: &[String],
     unfinished: &[String],
     now: Timestamp,
@@ -44,19 +52,19 @@ pub(crate) fn set_waiting(
     let is_new = !conditions.iter().any(|condition| condition.kind == wait.condition);
     let (is_true, reason, texts) = match (waiting, unfinished) {
         ([], []) if is_new => return,
-        ([], []) => (false, wait.over, waiting),
-        ([], _) => (false, wait.given_up, unfinished),
-        _ => (true, wait.not_yet, waiting),
+        ([], []) => (false, wait.done_reason, waiting),
+        ([], _) => (false, wait.timeout_reason, unfinished),
+        _ => (true, wait.pending_reason, waiting),
     };
-    let mut text = texts.iter().take(MOST).map(String::as_str).collect::<Vec<_>>().join("; ");
-    if texts.len() > MOST {
-        text.push_str(&format!("; and {} more", texts.len() - MOST));
+    let mut text = texts.iter().take(MAX_NAMES).map(String::as_str).collect::<Vec<_>>().join("; ");
+    if texts.len() > MAX_NAMES {
+        text.push_str(&format!("; and {} more", texts.len() - MAX_NAMES));
     }
     set_condition(conditions, wait.condition, is_true, (reason, &text), now);
 }
 
 /// Says of the whole what its parts say.
-pub(crate) fn gather_waiting<'a>(
+pub(crate) fn aggregate_waiting<'a>(
     conditions: &mut Vec<Condition>,
     parts: impl Iterator<Item = &'a [Condition]> + Clone,
     now: Timestamp,
@@ -67,9 +75,9 @@ pub(crate) fn gather_waiting<'a>(
             if condition.status == "True" {
                 waiting.push(condition.message.clone());
                 if condition.reason == CANNOT_PULL {
-                    wait.not_yet = CANNOT_PULL;
+                    wait.pending_reason = CANNOT_PULL;
                 }
-            } else if condition.reason == wait.given_up {
+            } else if condition.reason == wait.timeout_reason {
                 unfinished.push(condition.message.clone());
             }
         }

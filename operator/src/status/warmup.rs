@@ -7,11 +7,11 @@ use k8s_openapi::jiff::Timestamp;
 use rbg_api::v1alpha2::{RoleBasedGroupWarmup, RoleBasedGroupWarmupStatus, WarmupPolicies};
 
 use super::set_condition;
-use crate::plan::after;
+use crate::plan::add_duration;
 
 /// What the plan has found out about a warmup.
 #[derive(Debug, Clone, Default)]
-pub struct WarmupFacts {
+pub struct ObservedWarmup {
     /// Nodes to reach.
     pub desired: usize,
     /// Nodes with a pod that has not ended.
@@ -41,14 +41,14 @@ pub(crate) fn deadline(
 ) -> Option<(Timestamp, i64)> {
     let seconds = policies.global_timeout_seconds?;
     let wait = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
-    Some((after(status.start_time.as_ref()?.0, wait), seconds))
+    Some((add_duration(status.start_time.as_ref()?.0, wait), seconds))
 }
 
 /// The status of a warmup that was not over.
 #[must_use]
 pub fn warmup(
     warmup: &RoleBasedGroupWarmup,
-    facts: &WarmupFacts,
+    facts: &ObservedWarmup,
     now: Timestamp,
 ) -> RoleBasedGroupWarmupStatus {
     let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
@@ -69,7 +69,7 @@ pub fn warmup(
         Some(why) => set_condition(&mut status.conditions, "Complete", false, ("TargetNotFound", why), now),
         None => status.conditions.retain(|condition| condition.kind != "Complete"),
     }
-    match end(warmup, facts, &status, now) {
+    match completion(warmup, facts, &status, now) {
         Some(end) => {
             let (phase, kind) = if end.success { ("Completed", "Complete") } else { ("Failed", "Failed") };
             phase.clone_into(&mut status.phase);
@@ -87,18 +87,18 @@ pub fn warmup(
     status
 }
 
-struct End {
+struct WarmupResult {
     success: bool,
     reason: &'static str,
     message: String,
 }
 
-fn end(
+fn completion(
     warmup: &RoleBasedGroupWarmup,
-    facts: &WarmupFacts,
+    facts: &ObservedWarmup,
     status: &RoleBasedGroupWarmupStatus,
     now: Timestamp,
-) -> Option<End> {
+) -> Option<WarmupResult> {
     let none = WarmupPolicies::default();
     let policies = warmup.spec.policies.as_ref().unwrap_or(&none);
     let due = deadline(policies, status).filter(|(at, _)| *at <= now && !warmup.spec.paused);
@@ -107,12 +107,12 @@ fn end(
             "not done after {seconds} s: {} of {} nodes succeeded, {} failed",
             facts.succeeded, facts.desired, facts.failed
         );
-        return Some(End { success: false, reason: "GlobalTimeoutExceeded", message });
+        return Some(WarmupResult { success: false, reason: "GlobalTimeoutExceeded", message });
     }
     let tolerated = policies.max_failed_nodes.and_then(|count| usize::try_from(count).ok());
     if let Some(tolerated) = tolerated.filter(|tolerated| facts.failed > *tolerated) {
         let message = format!("{} nodes failed, of which {tolerated} are tolerated", facts.failed);
-        return Some(End { success: false, reason: "MaxFailedNodesExceeded", message });
+        return Some(WarmupResult { success: false, reason: "MaxFailedNodesExceeded", message });
     }
     if facts.unknown.is_some() || facts.succeeded + facts.failed < facts.desired {
         return None;
@@ -122,8 +122,8 @@ fn end(
             return None;
         }
         let message = "there are no nodes to reach".to_owned();
-        return Some(End { success: true, reason: "NoNodesMatched", message });
+        return Some(WarmupResult { success: true, reason: "NoNodesMatched", message });
     }
     let message = format!("{} of {} nodes are warmed up", facts.succeeded, facts.desired);
-    Some(End { success: true, reason: "WarmupCompleted", message })
+    Some(WarmupResult { success: true, reason: "WarmupCompleted", message })
 }

@@ -20,9 +20,9 @@ use rustls::sign::CertifiedKey;
 /// For how long a certificate is made.
 const LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How long before its end it is renewed. Meanwhile the authority before it is trusted, too.
-const RENEWED_BEFORE: Duration = Duration::from_secs(90 * 24 * 3600);
+const RENEW_BEFORE_EXPIRY: Duration = Duration::from_secs(90 * 24 * 3600);
 /// For clocks that are behind ours.
-const VALID_BEFORE: Duration = Duration::from_secs(3600);
+const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 
 const AUTHORITIES: &str = "ca.crt";
 const CERTIFICATE: &str = "tls.crt";
@@ -30,7 +30,7 @@ const KEY: &str = "tls.key";
 
 /// A certificate that cannot be made or used.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum CertificateError {
+pub(super) enum WebhookCertificateError {
     /// It cannot be made.
     #[error("a certificate cannot be made: {0}")]
     Make(#[from] rcgen::Error),
@@ -53,21 +53,21 @@ pub(super) enum CertificateError {
 
 /// A certificate, its key, and the authorities to trust: this one's, and the one's before it. All PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Certificate {
+pub(super) struct WebhookCertificate {
     pub(super) authorities: Vec<u8>,
     certificate: Vec<u8>,
     key: Vec<u8>,
 }
 
-impl Certificate {
+impl WebhookCertificate {
     /// A new one. Who trusts it goes on to trust `before`, which others may still show.
     pub(super) fn generate(
         host: &str,
         before: Option<&Self>,
         now: SystemTime,
-    ) -> Result<Self, CertificateError> {
+    ) -> Result<Self, WebhookCertificateError> {
         let mut params = CertificateParams::default();
-        params.not_before = (now - VALID_BEFORE).into();
+        params.not_before = (now - CLOCK_SKEW).into();
         params.not_after = (now + LIFETIME).into();
         params.distinguished_name.push(DnType::CommonName, "moongate operator webhooks");
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -82,7 +82,7 @@ impl Certificate {
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &issuer)?;
         let mut authorities = issuer.pem();
-        if let Some(before) = before.filter(|before| before.trusted().is_ok()) {
+        if let Some(before) = before.filter(|before| before.ca_certificates().is_ok()) {
             authorities.push_str(first_of(&before.authorities).unwrap_or_default());
             authorities.push('\n');
         }
@@ -94,10 +94,10 @@ impl Certificate {
     }
 
     /// What a Secret keeps.
-    pub(super) fn from_data(data: &BTreeMap<String, ByteString>) -> Result<Self, CertificateError> {
+    pub(super) fn from_data(data: &BTreeMap<String, ByteString>) -> Result<Self, WebhookCertificateError> {
         let part = |name: &'static str| {
-            let value = data.get(name).ok_or(CertificateError::Missing(name))?;
-            Ok::<_, CertificateError>(value.0.clone())
+            let value = data.get(name).ok_or(WebhookCertificateError::Missing(name))?;
+            Ok::<_, WebhookCertificateError>(value.0.clone())
         };
         Ok(Self { authorities: part(AUTHORITIES)?, certificate: part(CERTIFICATE)?, key: part(KEY)? })
     }
@@ -109,42 +109,43 @@ impl Certificate {
     }
 
     /// Whether it is good for a while: a client that trusts the authorities would accept it for this host then, too.
-    pub(super) fn check(&self, host: &str, now: SystemTime) -> Result<(), CertificateError> {
+    pub(super) fn check(&self, host: &str, now: SystemTime) -> Result<(), WebhookCertificateError> {
         let provider = Arc::new(default_provider());
         let mut roots = RootCertStore::empty();
-        for authority in self.trusted()? {
+        for authority in self.ca_certificates()? {
             roots.add(authority)?;
         }
         let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build()?;
         let name = ServerName::try_from(host.to_owned());
-        let name = name.map_err(|InvalidDnsNameError { .. }| CertificateError::Host(host.to_owned()))?;
-        let later = now + RENEWED_BEFORE;
+        let name =
+            name.map_err(|InvalidDnsNameError { .. }| WebhookCertificateError::Host(host.to_owned()))?;
+        let later = now + RENEW_BEFORE_EXPIRY;
         let later = later.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let shown = self.shown()?;
-        let (first, others) = shown.split_first().ok_or(CertificateError::Missing(CERTIFICATE))?;
+        let shown = self.certificate_chain()?;
+        let (first, others) = shown.split_first().ok_or(WebhookCertificateError::Missing(CERTIFICATE))?;
         verifier.verify_server_cert(first, others, &name, &[], UnixTime::since_unix_epoch(later))?;
         self.signing().map(|_| ())
     }
 
     /// For a TLS server.
-    pub(super) fn signing(&self) -> Result<CertifiedKey, CertificateError> {
+    pub(super) fn signing(&self) -> Result<CertifiedKey, WebhookCertificateError> {
         let key = PrivateKeyDer::from_pem_slice(&self.key);
-        let key = key.map_err(|error| CertificateError::Pem(KEY, error))?;
-        Ok(CertifiedKey::from_der(self.shown()?, key, &default_provider())?)
+        let key = key.map_err(|error| WebhookCertificateError::Pem(KEY, error))?;
+        Ok(CertifiedKey::from_der(self.certificate_chain()?, key, &default_provider())?)
     }
 
-    fn shown(&self) -> Result<Vec<CertificateDer<'static>>, CertificateError> {
+    fn certificate_chain(&self) -> Result<Vec<CertificateDer<'static>>, WebhookCertificateError> {
         all_in(CERTIFICATE, &self.certificate)
     }
 
-    fn trusted(&self) -> Result<Vec<CertificateDer<'static>>, CertificateError> {
+    fn ca_certificates(&self) -> Result<Vec<CertificateDer<'static>>, WebhookCertificateError> {
         all_in(AUTHORITIES, &self.authorities)
     }
 }
 
-fn all_in(part: &'static str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, CertificateError> {
+fn all_in(part: &'static str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, WebhookCertificateError> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    all.map_err(|error| CertificateError::Pem(part, error))
+    all.map_err(|error| WebhookCertificateError::Pem(part, error))
 }
 
 /// The first certificate of a bundle.
@@ -161,8 +162,8 @@ mod tests {
     const HOST: &str = "webhooks.system.svc";
     const DAY: Duration = Duration::from_secs(24 * 3600);
 
-    fn made(before: Option<&Certificate>) -> Certificate {
-        Certificate::generate(HOST, before, SystemTime::now()).unwrap()
+    fn made(before: Option<&WebhookCertificate>) -> WebhookCertificate {
+        WebhookCertificate::generate(HOST, before, SystemTime::now()).unwrap()
     }
 
     #[test]
@@ -170,11 +171,11 @@ mod tests {
         let made = made(None);
         let now = SystemTime::now();
         made.check(HOST, now).unwrap();
-        made.check(HOST, now + LIFETIME - RENEWED_BEFORE - DAY).unwrap();
-        assert!(made.check(HOST, now + LIFETIME - RENEWED_BEFORE + DAY).is_err());
+        made.check(HOST, now + LIFETIME - RENEW_BEFORE_EXPIRY - DAY).unwrap();
+        assert!(made.check(HOST, now + LIFETIME - RENEW_BEFORE_EXPIRY + DAY).is_err());
         assert!(made.check("webhooks.other.svc", now).is_err());
-        assert!(matches!(made.check("not a host", now), Err(CertificateError::Host(_))));
-        assert_eq!(Certificate::from_data(&made.clone().into_data()).unwrap(), made);
+        assert!(matches!(made.check("not a host", now), Err(WebhookCertificateError::Host(_))));
+        assert_eq!(WebhookCertificate::from_data(&made.clone().into_data()).unwrap(), made);
     }
 
     #[test]
@@ -182,8 +183,8 @@ mod tests {
         let first = made(None);
         let second = made(Some(&first));
         let third = made(Some(&second));
-        let trusts = |one: &Certificate, shown: &Certificate| {
-            let one = Certificate { authorities: one.authorities.clone(), ..shown.clone() };
+        let trusts = |one: &WebhookCertificate, shown: &WebhookCertificate| {
+            let one = WebhookCertificate { authorities: one.authorities.clone(), ..shown.clone() };
             one.check(HOST, SystemTime::now()).is_ok()
         };
         assert!(trusts(&second, &first) && trusts(&second, &second));
@@ -198,7 +199,7 @@ mod tests {
         let rubbish = |part: &str, value: &[u8]| {
             let mut data = good.clone().into_data();
             data.insert(part.to_owned(), ByteString(value.to_vec()));
-            Certificate::from_data(&data).unwrap().check(HOST, SystemTime::now())
+            WebhookCertificate::from_data(&data).unwrap().check(HOST, SystemTime::now())
         };
         for part in [AUTHORITIES, CERTIFICATE, KEY] {
             for value in
@@ -208,10 +209,10 @@ mod tests {
             }
             let mut data = good.clone().into_data();
             data.remove(part);
-            assert!(matches!(Certificate::from_data(&data), Err(CertificateError::Missing(_))));
+            assert!(matches!(WebhookCertificate::from_data(&data), Err(WebhookCertificateError::Missing(_))));
         }
         assert!(rubbish(KEY, &other.key).is_err(), "another's key");
-        let after_rubbish = made(Some(&Certificate { authorities: b"\xff".to_vec(), ..good.clone() }));
+        let after_rubbish = made(Some(&WebhookCertificate { authorities: b"\xff".to_vec(), ..good.clone() }));
         after_rubbish.check(HOST, SystemTime::now()).unwrap();
     }
 }

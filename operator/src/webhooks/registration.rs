@@ -25,10 +25,10 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use super::certificate::{Certificate, CertificateError};
-use super::server::Shown;
-use super::{CONVERT, Options, VALIDATE};
-use crate::Metrics;
+use super::certificate::{WebhookCertificate, WebhookCertificateError};
+use super::server::ServingCertificate;
+use super::{CONVERT, VALIDATE, WebhookOptions};
+use crate::OperatorMetrics;
 
 /// Definitions with two versions that differ.
 const CONVERTED: [&str; 2] = ["rolebasedgroups.workloads.x-k8s.io", "rolebasedgroupsets.workloads.x-k8s.io"];
@@ -38,45 +38,50 @@ const CONFIGURATION: &str = "rbgs-validating-webhook-configuration";
 const WEBHOOKS: [(&str, &str); 2] =
     [("vrolebasedgroup.kb.io", "rolebasedgroups"), ("vrolebasedgroupset.kb.io", "rolebasedgroupsets")];
 /// Seconds for which the API server waits for a judgement.
-const PATIENCE: i32 = 10;
+const WEBHOOK_TIMEOUT_SECONDS: i32 = 10;
 
 /// Until the next look if nothing is heard: a certificate may be due.
-const LOOK_AGAIN: Duration = Duration::from_secs(12 * 3600);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(12 * 3600);
 /// After a failure.
 const RETRY: Duration = Duration::from_secs(2);
 
 /// What is in the way.
 #[derive(Debug, thiserror::Error)]
-enum RegistrationError {
+enum WebhookRegistrationError {
     #[error("{what}: {error}")]
     Api { what: &'static str, error: Box<kube::Error> },
     #[error(transparent)]
-    Certificate(#[from] CertificateError),
+    Certificate(#[from] WebhookCertificateError),
 }
 
-fn failed(what: &'static str) -> impl Fn(kube::Error) -> RegistrationError {
-    move |error| RegistrationError::Api { what, error: Box::new(error) }
+fn failed(what: &'static str) -> impl Fn(kube::Error) -> WebhookRegistrationError {
+    move |error| WebhookRegistrationError::Api { what, error: Box::new(error) }
 }
 
 /// The webhooks' place in the cluster.
-pub(super) struct Registration {
+pub(super) struct WebhookRegistration {
     client: Client,
-    options: Options,
-    shown: Arc<Shown>,
-    metrics: Arc<Metrics>,
+    options: WebhookOptions,
+    certificate: Arc<ServingCertificate>,
+    metrics: Arc<OperatorMetrics>,
 }
 
-impl Registration {
-    pub(super) fn new(client: Client, options: Options, shown: Arc<Shown>, metrics: Arc<Metrics>) -> Self {
-        Self { client, options, shown, metrics }
+impl WebhookRegistration {
+    pub(super) fn new(
+        client: Client,
+        options: WebhookOptions,
+        certificate: Arc<ServingCertificate>,
+        metrics: Arc<OperatorMetrics>,
+    ) -> Self {
+        Self { client, options, certificate, metrics }
     }
 
     /// Settles everything, and again whenever someone changes it.
-    pub(super) async fn keep(self) {
+    pub(super) async fn run(self) {
         let mut changes = self.changes();
         loop {
-            let wait = match self.settle().await {
-                Ok(()) => LOOK_AGAIN,
+            let wait = match self.reconcile().await {
+                Ok(()) => RECHECK_INTERVAL,
                 Err(error) => {
                     tracing::warn!(%error, "the webhooks are not registered; trying again");
                     RETRY
@@ -87,27 +92,27 @@ impl Registration {
         }
     }
 
-    async fn settle(&self) -> Result<(), RegistrationError> {
+    async fn reconcile(&self) -> Result<(), WebhookRegistrationError> {
         let certificate = self.certificate().await?;
         let trusted = ByteString(certificate.authorities.clone());
         for definition in CONVERTED {
-            self.convert_here(definition, &trusted).await?;
+            self.register_conversion(definition, &trusted).await?;
         }
-        self.validate_here(&trusted).await?;
+        self.register_validation(&trusted).await?;
         // Only now: whoever connects shall know whom to trust.
-        self.shown.show(certificate.signing()?);
-        self.metrics.waits_for_webhooks(false);
+        self.certificate.replace(certificate.signing()?);
+        self.metrics.set_webhooks_pending(false);
         Ok(())
     }
 
     /// The one that operators share; a new one if there is none that is good for a while.
-    async fn certificate(&self) -> Result<Certificate, RegistrationError> {
-        let Options { namespace, service, secret, .. } = &self.options;
+    async fn certificate(&self) -> Result<WebhookCertificate, WebhookRegistrationError> {
+        let WebhookOptions { namespace, service, secret, .. } = &self.options;
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
         let (host, now) = (format!("{service}.{namespace}.svc"), SystemTime::now());
         let live = secrets.get_opt(secret).await.map_err(failed("the webhooks' Secret cannot be read"))?;
         let data = live.as_ref().and_then(|live| live.data.as_ref());
-        let before = match data.map(Certificate::from_data) {
+        let before = match data.map(WebhookCertificate::from_data) {
             None => None,
             Some(Err(error)) => {
                 tracing::warn!(secret, %error, "the Secret has no certificate for the webhooks; making one");
@@ -121,7 +126,7 @@ impl Registration {
                 }
             },
         };
-        let certificate = Certificate::generate(&host, before.as_ref(), now)?;
+        let certificate = WebhookCertificate::generate(&host, before.as_ref(), now)?;
         let data = Some(certificate.clone().into_data());
         let parameters = PostParams::default();
         // If another operator was quicker, that is a conflict, and the next look finds its certificate.
@@ -137,7 +142,11 @@ impl Registration {
         Ok(certificate)
     }
 
-    async fn convert_here(&self, definition: &str, trusted: &ByteString) -> Result<(), RegistrationError> {
+    async fn register_conversion(
+        &self,
+        definition: &str,
+        trusted: &ByteString,
+    ) -> Result<(), WebhookRegistrationError> {
         let definitions: Api<CustomResourceDefinition> = Api::all(self.client.clone());
         let live = definitions.get_opt(definition).await.map_err(failed("a CRD cannot be read"))?;
         // The watch tells when it comes.
@@ -172,7 +181,7 @@ impl Registration {
         }
     }
 
-    async fn validate_here(&self, trusted: &ByteString) -> Result<(), RegistrationError> {
+    async fn register_validation(&self, trusted: &ByteString) -> Result<(), WebhookRegistrationError> {
         let configurations: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());
         let live = configurations.get_opt(CONFIGURATION).await;
         let live = live.map_err(failed("the ValidatingWebhookConfiguration cannot be read"))?;
@@ -224,7 +233,7 @@ impl Registration {
                 scope: Some("Namespaced".to_owned()),
             }]),
             side_effects: "None".to_owned(),
-            timeout_seconds: Some(PATIENCE),
+            timeout_seconds: Some(WEBHOOK_TIMEOUT_SECONDS),
             ..ValidatingWebhook::default()
         }
     }

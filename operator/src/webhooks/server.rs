@@ -21,22 +21,22 @@ use tokio_util::sync::CancellationToken;
 /// Connections at a time. API servers keep a few and share them among requests.
 const MAX_CONNECTIONS: usize = 64;
 /// For a handshake, and for the head of a request. Longer than API servers let a connection idle.
-const PATIENCE: Duration = Duration::from_secs(120);
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(120);
 /// After a failed accept, for instance for want of file descriptors.
-const PAUSE: Duration = Duration::from_secs(1);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// The certificate that is shown; nobody can connect before there is one.
 #[derive(Debug, Default)]
-pub(super) struct Shown(ArcSwapOption<CertifiedKey>);
+pub(super) struct ServingCertificate(ArcSwapOption<CertifiedKey>);
 
-impl Shown {
+impl ServingCertificate {
     /// From now on this one.
-    pub(super) fn show(&self, certificate: CertifiedKey) {
+    pub(super) fn replace(&self, certificate: CertifiedKey) {
         self.0.store(Some(Arc::new(certificate)));
     }
 }
 
-impl ResolvesServerCert for Shown {
+impl ResolvesServerCert for ServingCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         self.0.load_full()
     }
@@ -45,7 +45,7 @@ impl ResolvesServerCert for Shown {
 /// Accepts until the supervisor stops; requests in progress are answered.
 pub(super) fn serve(
     listener: TcpListener,
-    shown: Arc<Shown>,
+    shown: Arc<ServingCertificate>,
     answers: Router,
     supervisor: &Supervisor,
 ) -> Result<(), rustls::Error> {
@@ -60,13 +60,13 @@ pub(super) fn serve(
                 Ok((stream, _)) => {
                     let (acceptor, answers, stop) = (acceptor.clone(), answers.clone(), stop.clone());
                     connections.spawn("webhook connection", async move {
-                        converse(acceptor, stream, answers, stop).await;
+                        serve_connection(acceptor, stream, answers, stop).await;
                         drop(slot);
                     });
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the webhooks cannot accept a connection; trying again");
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
         }
@@ -78,8 +78,13 @@ pub(super) fn serve(
     Ok(())
 }
 
-async fn converse(acceptor: TlsAcceptor, stream: TcpStream, answers: Router, stop: CancellationToken) {
-    let handshake = tokio::time::timeout(PATIENCE, acceptor.accept(stream));
+async fn serve_connection(
+    acceptor: TlsAcceptor,
+    stream: TcpStream,
+    answers: Router,
+    stop: CancellationToken,
+) {
+    let handshake = tokio::time::timeout(CONNECTION_TIMEOUT, acceptor.accept(stream));
     let stream = match stop.run_until_cancelled(handshake).await {
         Some(Ok(Ok(stream))) => stream,
         Some(Ok(Err(error))) => {
@@ -88,7 +93,7 @@ async fn converse(acceptor: TlsAcceptor, stream: TcpStream, answers: Router, sto
         Some(Err(_)) | None => return,
     };
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(PATIENCE);
+    http.timer(TokioTimer::new()).header_read_timeout(CONNECTION_TIMEOUT);
     let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(answers));
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {

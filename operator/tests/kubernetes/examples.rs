@@ -10,14 +10,14 @@ use kube::Client;
 use kube::api::{
     Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
 };
-use moongate_operator::{Kind, Options};
-use moongate_testkit::{ControlPlane, Kubelet, Namespace, Pace};
+use moongate_operator::{OperatorOptions, ResourceKind};
+use moongate_testkit::{ControlPlane, FakeKubelet, KubeletTimings, TestNamespace};
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::{Value, json};
 
-use super::articles::{converts, webhooks};
-use super::others::define;
-use super::{beside, eventually, install, objects, says};
+use super::external_kinds::define;
+use super::published_manifests::{converts, webhooks};
+use super::{condition_is, eventually, install, objects, run_with_operator};
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/examples");
 /// Files at a time.
@@ -25,7 +25,7 @@ const FILES: usize = 4;
 /// The one that was recorded.
 const RECORDED: (&str, &str) = ("pd-disagg-kvcache-reuse-with-mooncake.yaml", "v1alpha2-pd-mooncake");
 /// For one of them, beside the others.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TEST_TIMEOUT: Duration = Duration::from_secs(300);
 
 fn files() -> Vec<PathBuf> {
     let mut folders = vec![PathBuf::from(EXAMPLES)];
@@ -86,9 +86,9 @@ async fn apply(client: &Client, namespace: &str, file: &Path) {
 }
 
 /// What the controller of LeaderWorkerSets would say.
-async fn lead(namespace: &Namespace) {
+async fn lead(namespace: &TestNamespace) {
     let sets: Api<DynamicObject> =
-        Api::default_namespaced_with(namespace.client.clone(), &Kind::LeaderWorkerSet.resource());
+        Api::default_namespaced_with(namespace.client.clone(), &ResourceKind::LeaderWorkerSet.resource());
     for set in sets.list(&ListParams::default()).await.unwrap() {
         let replicas = &set.data["spec"]["replicas"];
         let status = json!({ "status": { "replicas": replicas, "readyReplicas": replicas, "updatedReplicas": replicas } });
@@ -100,11 +100,11 @@ async fn lead(namespace: &Namespace) {
 }
 
 /// The groups that are not ready, and what they say.
-async fn unready(namespace: &Namespace) -> BTreeMap<String, String> {
+async fn unready(namespace: &TestNamespace) -> BTreeMap<String, String> {
     let groups: Api<RoleBasedGroup> = Api::default_namespaced(namespace.client.clone());
     let mut unready = BTreeMap::new();
     for group in groups.list(&ListParams::default()).await.unwrap() {
-        if !says(&group, &[("Ready", "True"), ("Progressing", "False")]) {
+        if !condition_is(&group, &[("Ready", "True"), ("Progressing", "False")]) {
             let conditions = group.status.unwrap_or_default().conditions;
             unready.insert(group.metadata.name.unwrap(), format!("{conditions:?}"));
         }
@@ -113,7 +113,7 @@ async fn unready(namespace: &Namespace) -> BTreeMap<String, String> {
 }
 
 /// How many groups a file asks for.
-fn asked(file: &Path) -> usize {
+fn expected_groups(file: &Path) -> usize {
     let count = |object: &Value| match object["kind"].as_str() {
         Some("RoleBasedGroup") => 1,
         Some("RoleBasedGroupSet") => object["spec"]["replicas"].as_u64().unwrap_or(1).try_into().unwrap(),
@@ -123,9 +123,11 @@ fn asked(file: &Path) -> usize {
 }
 
 async fn converges(plane: &ControlPlane, file: &Path) {
-    let asked = asked(file);
+    let asked = expected_groups(file);
     let namespace = plane.namespace("example").await.unwrap();
-    let _kubelet = Kubelet::start(namespace.client.clone(), &namespace.name, Pace::default()).await.unwrap();
+    let _kubelet = FakeKubelet::start(namespace.client.clone(), &namespace.name, KubeletTimings::default())
+        .await
+        .unwrap();
     apply(&namespace.client, &namespace.name, file).await;
     let groups: Api<RoleBasedGroup> = Api::default_namespaced(namespace.client.clone());
     let mut last = BTreeMap::new();
@@ -140,7 +142,7 @@ async fn converges(plane: &ControlPlane, file: &Path) {
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     };
-    let ended = tokio::time::timeout(PATIENCE, ready).await;
+    let ended = tokio::time::timeout(TEST_TIMEOUT, ready).await;
     assert!(ended.is_ok(), "{}: {asked} groups, of which are not ready: {last:#?}", file.display());
     let expected = objects::expected(&documents(file));
     if file.ends_with(RECORDED.0) {
@@ -156,23 +158,24 @@ async fn every_example_is_applied_and_comes_to_upstreams_objects() {
     let plane = ControlPlane::start().await.unwrap();
     let system = plane.namespace("system").await.unwrap();
     install(&system.client).await;
-    for kind in [Kind::LeaderWorkerSet, Kind::PodGroup, Kind::VolcanoPodGroup] {
+    for kind in [ResourceKind::LeaderWorkerSet, ResourceKind::PodGroup, ResourceKind::VolcanoPodGroup] {
         define(&system.client, kind).await;
     }
     let webhooks = webhooks(&system).await;
-    let options = Options { kubeconfig: Some(plane.kubeconfig()), ..Options::default() };
+    let options = OperatorOptions { kubeconfig: Some(plane.kubeconfig()), ..OperatorOptions::default() };
     let files = files();
     assert!(files.len() > 60, "only {}", files.len());
     let story = async {
         converts(&system).await;
         // Files use profiles of other files.
-        let has_profile =
-            |file: &&PathBuf| documents(file).iter().any(|object| object["kind"] == Kind::Profile.name());
+        let has_profile = |file: &&PathBuf| {
+            documents(file).iter().any(|object| object["kind"] == ResourceKind::Profile.name())
+        };
         let (first, others): (Vec<_>, Vec<_>) = files.iter().partition(has_profile);
         for some in [first, others] {
             stream::iter(some).for_each_concurrent(FILES, |file| converges(&plane, file)).await;
         }
     };
-    beside(options, story).await;
+    run_with_operator(options, story).await;
     webhooks.token().cancel();
 }

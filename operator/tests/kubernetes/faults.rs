@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch, PatchParams, PostParams};
-use moongate_operator::{Kind, Options, TimeLimits};
-use moongate_testkit::{ControlPlane, Kubelet, Pace};
+use moongate_operator::{ApiServerTimeouts, OperatorOptions, ResourceKind};
+use moongate_testkit::{ControlPlane, FakeKubelet, KubeletTimings};
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::{Value, json};
 
-use super::proxy::Proxy;
-use super::{beside, eventually, group, install, pods, restarts, role, settled};
+use super::proxy::FaultProxy;
+use super::{eventually, group, install, pods, restarts, role, run_with_operator, settled};
 
 /// Of a hundred requests so many go wrong.
 const RATE: u32 = 25;
@@ -20,18 +20,19 @@ fn roles(image: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whatever_the_api_server_does_groups_are_made_and_updated_once() {
+async fn api_faults_never_duplicate_creation_or_update() {
     let plane = ControlPlane::shared().await.unwrap();
     let namespace = plane.namespace("faults").await.unwrap();
     let client = namespace.client.clone();
     install(&client).await;
-    let _kubelet = Kubelet::start(client.clone(), &namespace.name, Pace::default()).await.unwrap();
-    let proxy = Proxy::start(client.clone()).await;
+    let _kubelet =
+        FakeKubelet::start(client.clone(), &namespace.name, KubeletTimings::default()).await.unwrap();
+    let proxy = FaultProxy::start(client.clone()).await;
     proxy.fail(RATE);
-    let options = Options {
+    let options = OperatorOptions {
         kubeconfig: Some(proxy.kubeconfig(plane.logs())),
         namespace: Some(namespace.name.clone()),
-        ..Options::default()
+        ..OperatorOptions::default()
     };
     let story = async {
         let groups: Api<RoleBasedGroup> = Api::default_namespaced(client.clone());
@@ -52,7 +53,7 @@ async fn whatever_the_api_server_does_groups_are_made_and_updated_once() {
         // The queue does not hammer a server that is in trouble.
         assert!(proxy.requests() < 2000, "{}", proxy.requests());
     };
-    beside(options, story).await;
+    run_with_operator(options, story).await;
     namespace.delete().await.unwrap();
 }
 
@@ -62,21 +63,22 @@ async fn an_api_server_that_says_nothing_any_more_is_asked_again() {
     let namespace = plane.namespace("silence").await.unwrap();
     let client = namespace.client.clone();
     install(&client).await;
-    let _kubelet = Kubelet::start(client.clone(), &namespace.name, Pace::default()).await.unwrap();
-    let proxy = Proxy::start(client.clone()).await;
+    let _kubelet =
+        FakeKubelet::start(client.clone(), &namespace.name, KubeletTimings::default()).await.unwrap();
+    let proxy = FaultProxy::start(client.clone()).await;
     // Everything is to be heard of late, the first lists too.
     proxy.be_silent(true);
-    let limits = TimeLimits { answer: Duration::from_secs(3), watch: Duration::from_secs(5) };
-    let options = Options {
+    let limits = ApiServerTimeouts { response: Duration::from_secs(3), watch: Duration::from_secs(5) };
+    let options = OperatorOptions {
         kubeconfig: Some(proxy.kubeconfig(plane.logs())),
         namespace: Some(namespace.name.clone()),
         limits,
-        ..Options::default()
+        ..OperatorOptions::default()
     };
     let asked_twice = async || {
         let before = proxy.requests();
         eventually("all watches are begun again", async || {
-            (proxy.requests() > before + 2 * Kind::ALL.len() as u64).then_some(())
+            (proxy.requests() > before + 2 * ResourceKind::ALL.len() as u64).then_some(())
         })
         .await;
     };
@@ -104,6 +106,6 @@ async fn an_api_server_that_says_nothing_any_more_is_asked_again() {
         assert_eq!(uids(&after), uids(&before));
         assert_eq!(after.iter().map(restarts).collect::<Vec<_>>(), [1; 4]);
     };
-    beside(options, story).await;
+    run_with_operator(options, story).await;
     namespace.delete().await.unwrap();
 }

@@ -6,7 +6,7 @@ use rbg_api::Condition;
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupSet};
 use serde_json::json;
 
-use super::stage::Stage;
+use super::test_operator::TestOperator;
 use super::{eventually, names, pods, restarts, role};
 
 fn is(conditions: &[Condition], kind: &str, status: &str) -> bool {
@@ -27,8 +27,8 @@ async fn settled(sets: &Api<RoleBasedGroupSet>, replicas: i32) -> RoleBasedGroup
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn groups_of_a_set_are_made_updated_one_by_one_scaled_and_deleted() {
-    let stage = Stage::begin("group-set").await;
+async fn group_set_creates_rolls_scales_and_deletes_groups() {
+    let stage = TestOperator::begin("group-set").await;
     let sets: Api<RoleBasedGroupSet> = stage.api();
     let template = |image: &str| json!({ "metadata": { "labels": { "app": "a" } }, "spec": { "roles": [role("r", 2, image)] } });
     let set = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleBasedGroupSet",
@@ -63,7 +63,7 @@ async fn groups_of_a_set_are_made_updated_one_by_one_scaled_and_deleted() {
     .await;
 
     sets.delete("s", &DeleteParams::background()).await.unwrap();
-    stage.none::<RoleBasedGroup>().await;
-    stage.none::<Pod>().await;
+    stage.wait_until_none::<RoleBasedGroup>().await;
+    stage.wait_until_none::<Pod>().await;
     stage.end().await;
 }

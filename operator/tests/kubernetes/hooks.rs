@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch, PatchParams, PostParams};
-use moongate_testkit::{ControlPlane, Runtime, address};
+use moongate_testkit::{ControlPlane, PodRuntime, pod_address};
 use parking_lot::Mutex;
 use rbg_api::keys;
 use rbg_api::v1alpha2::RoleBasedGroup;
@@ -14,25 +14,25 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::stage::Stage;
-use super::{eventually, group, pods, restarts, role, settled, told};
+use super::test_operator::TestOperator;
+use super::{events, eventually, group, pods, restarts, role, settled};
 
 /// So often a pod says at least that it is not done yet.
-const PATIENCE: usize = 2;
+const TEST_TIMEOUT: usize = 2;
 
 /// The hooks of all pods, which differ by their addresses. They write down what happens.
 #[derive(Clone, Default)]
-struct Hooks {
+struct RecordingHooks {
     log: Arc<Mutex<Vec<String>>>,
     names: Arc<Mutex<HashMap<String, String>>>,
     /// What is not done until it is taken from here.
-    held: Arc<Mutex<HashSet<&'static str>>>,
-    deaf: Arc<AtomicBool>,
+    blocked: Arc<Mutex<HashSet<&'static str>>>,
+    unresponsive: Arc<AtomicBool>,
 }
 
-impl Runtime for Hooks {
+impl PodRuntime for RecordingHooks {
     async fn start(&self, pod: &Pod) -> String {
-        let ip = address(pod, 127);
+        let ip = pod_address(pod, 127);
         self.names.lock().insert(ip.clone(), pod.metadata.name.clone().unwrap());
         ip
     }
@@ -42,14 +42,14 @@ impl Runtime for Hooks {
     }
 }
 
-impl Hooks {
+impl RecordingHooks {
     fn note(&self, what: String) {
         self.log.lock().push(what);
     }
 
     async fn serve(self, listener: TcpListener) {
         while let Ok((stream, _)) = listener.accept().await {
-            if !self.deaf.load(Ordering::Relaxed) {
+            if !self.unresponsive.load(Ordering::Relaxed) {
                 tokio::spawn(self.clone().answer(stream));
             }
         }
@@ -68,7 +68,7 @@ impl Hooks {
             other => format!("{other} {name}"),
         };
         let before = self.log.lock().iter().rev().take_while(|entry| **entry == asked).count();
-        let waits = before < PATIENCE || self.held.lock().contains(asked.as_str());
+        let waits = before < TEST_TIMEOUT || self.blocked.lock().contains(asked.as_str());
         self.note(asked);
         let (status, body) = match waits {
             true => ("202 Accepted", r#"{"waiting_for": "uploads"}"#),
@@ -94,18 +94,19 @@ async fn update(groups: &Api<RoleBasedGroup>, roles: Value) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_pod_drains_and_settles_before_the_next() {
-    let hooks = Hooks::default();
+    let hooks = RecordingHooks::default();
     let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(hooks.clone().serve(listener));
-    let stage = Stage::begin_with(&ControlPlane::shared().await.unwrap(), "hooks", hooks.clone()).await;
+    let stage =
+        TestOperator::begin_with(&ControlPlane::shared().await.unwrap(), "hooks", hooks.clone()).await;
     let groups: Api<RoleBasedGroup> = stage.api();
     groups.create(&PostParams::default(), &group(roles("engine:1", port, "60s"))).await.unwrap();
     settled(&groups).await;
     assert!(hooks.log.lock().is_empty(), "new pods are not asked");
 
     // The condition stands for as long as a pod is waited for, and is looked at now and then.
-    hooks.held.lock().extend(["drain g-a-1", "settle g-a-1"]);
+    hooks.blocked.lock().extend(["drain g-a-1", "settle g-a-1"]);
     update(&groups, roles("engine:2", port, "60s")).await;
     let waiting = async |asked: &str, text: &str| {
         eventually(text, async || {
@@ -114,23 +115,23 @@ async fn each_pod_drains_and_settles_before_the_next() {
             (condition.status == "True" && condition.message == text).then_some(())
         })
         .await;
-        hooks.held.lock().remove(asked);
+        hooks.blocked.lock().remove(asked);
     };
     waiting("drain g-a-1", "g-a-1 is to drain: uploads").await;
     waiting("settle g-a-1", "g-a-1 is to settle: uploads").await;
     settled(&groups).await;
     let mut log = hooks.log.lock().clone();
     for what in ["drain g-a-1", "settle g-a-1", "drain g-a-0", "settle g-a-0"] {
-        assert!(log.iter().filter(|entry| *entry == what).count() > PATIENCE, "{what}: {log:?}");
+        assert!(log.iter().filter(|entry| *entry == what).count() > TEST_TIMEOUT, "{what}: {log:?}");
     }
     log.dedup();
     let order =
         ["g-a-1", "g-a-0"].map(|pod| ["drain", "restart", "settle"].map(|what| format!("{what} {pod}")));
     assert_eq!(log, order.concat());
 
-    hooks.deaf.store(true, Ordering::Relaxed);
+    hooks.unresponsive.store(true, Ordering::Relaxed);
     update(&groups, roles("engine:3", port, "2s")).await;
-    let told = told::event(&stage, "RoleInstance", "g-a-1", "TimedOut").await;
+    let told = events::event(&stage, "RoleInstance", "g-a-1", "TimedOut").await;
     assert_eq!(told.type_.as_deref(), Some("Warning"));
     let note = told.note.unwrap();
     assert!(note.starts_with("g-a-1 did not drain within 2s: it cannot be asked: "), "{note}");

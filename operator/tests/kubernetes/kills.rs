@@ -9,20 +9,20 @@ use futures_util::TryStreamExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::{Config, Event, watcher};
-use moongate_testkit::{ControlPlane, Kubelet, Pace};
+use moongate_testkit::{ControlPlane, FakeKubelet, KubeletTimings};
 use parking_lot::Mutex;
 use rbg_api::keys;
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::process::Operator;
+use super::process::OperatorProcess;
 use super::{eventually, group, install, pods, restarts, role, settled};
 
 /// `MOONGATE_KILLS` says how many there shall be.
 const KILLS: usize = 4;
 /// A kill comes within this time.
-const WITHIN: Duration = Duration::from_millis(2500);
+const MAX_KILL_DELAY: Duration = Duration::from_millis(2500);
 
 /// Ordered pods, pods without order that have time to drain, and pods that only serve together.
 fn roles(image: &str) -> Value {
@@ -38,17 +38,17 @@ fn roles(image: &str) -> Value {
 
 /// Every pod that there ever was, and what went wrong with them.
 #[derive(Default)]
-struct Witness {
+struct PodInvariantChecker {
     pods: BTreeMap<String, Value>,
     /// Pods by name: role, instance, whether it is ready.
     now: HashMap<String, (String, String, bool)>,
     /// Whether all pods have been ready, so that only an update may take some out of service.
     is_made: bool,
-    wrong: Vec<String>,
+    violations: Vec<String>,
 }
 
-impl Witness {
-    fn see(&mut self, pod: &Pod) {
+impl PodInvariantChecker {
+    fn observe(&mut self, pod: &Pod) {
         let label = |key: &str| pod.metadata.labels.as_ref().and_then(|all| all.get(key)).cloned();
         let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
         let ready = conditions.into_iter().any(|one| one.type_ == "Ready" && one.status == "True");
@@ -63,33 +63,33 @@ impl Witness {
             down.entry(role).or_default().insert(instance);
         }
         if self.is_made && down.values().any(|instances| instances.len() > 1) {
-            self.wrong.push(format!("down at the same time: {down:?}"));
+            self.violations.push(format!("down at the same time: {down:?}"));
         }
     }
 }
 
-async fn watch(api: Api<Pod>, witness: Arc<Mutex<Witness>>) {
+async fn watch(api: Api<Pod>, witness: Arc<Mutex<PodInvariantChecker>>) {
     let mut events = pin!(watcher(api, Config::default()));
     loop {
         match events.try_next().await {
-            Ok(Some(Event::Apply(pod) | Event::InitApply(pod))) => witness.lock().see(&pod),
+            Ok(Some(Event::Apply(pod) | Event::InitApply(pod))) => witness.lock().observe(&pod),
             Ok(_) => {}
             Err(error) => eprintln!("witness: {error}"),
         }
     }
 }
 
-struct Killer {
-    operator: Operator,
-    start: Box<dyn Fn() -> Operator>,
+struct OperatorKiller {
+    operator: OperatorProcess,
+    start: Box<dyn Fn() -> OperatorProcess>,
     kills: usize,
 }
 
-impl Killer {
+impl OperatorKiller {
     /// Once or twice.
-    async fn strike(&mut self) {
+    async fn kill_at_random(&mut self) {
         for _ in 0..fastrand::usize(1..=2) {
-            tokio::time::sleep(WITHIN.mul_f64(fastrand::f64())).await;
+            tokio::time::sleep(MAX_KILL_DELAY.mul_f64(fastrand::f64())).await;
             self.operator.kill();
             self.kills += 1;
             self.operator = (self.start)();
@@ -99,17 +99,17 @@ impl Killer {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "it takes minutes; CONTRIBUTING.md says how to run it"]
-async fn a_killed_operator_restarts_nothing_twice_and_leaves_nothing_stuck() {
+async fn killed_operator_neither_repeats_restarts_nor_gets_stuck() {
     let kills = std::env::var("MOONGATE_KILLS").map_or(KILLS, |kills| kills.parse().unwrap());
     let plane = ControlPlane::shared().await.unwrap();
     let namespace = plane.namespace("kills").await.unwrap();
     let client = namespace.client.clone();
     install(&client).await;
-    let pace = Pace { restart: Duration::from_millis(300), ..Pace::default() };
-    let _kubelet = Kubelet::start(client.clone(), &namespace.name, pace).await.unwrap();
+    let pace = KubeletTimings { restart: Duration::from_millis(300), ..KubeletTimings::default() };
+    let _kubelet = FakeKubelet::start(client.clone(), &namespace.name, pace).await.unwrap();
     let (kubeconfig, name) = (plane.kubeconfig(), namespace.name.clone());
-    let start = Box::new(move || Operator::start(&kubeconfig, &name));
-    let mut killer = Killer { operator: start(), start, kills: 0 };
+    let start = Box::new(move || OperatorProcess::start(&kubeconfig, &name));
+    let mut killer = OperatorKiller { operator: start(), start, kills: 0 };
     while killer.kills < kills {
         round(&client, &mut killer).await;
     }
@@ -117,14 +117,14 @@ async fn a_killed_operator_restarts_nothing_twice_and_leaves_nothing_stuck() {
     namespace.delete().await.unwrap();
 }
 
-async fn round(client: &kube::Client, killer: &mut Killer) {
+async fn round(client: &kube::Client, killer: &mut OperatorKiller) {
     let groups: Api<RoleBasedGroup> = Api::default_namespaced(client.clone());
-    let witness = Arc::<Mutex<Witness>>::default();
+    let witness = Arc::<Mutex<PodInvariantChecker>>::default();
     let mut watching = JoinSet::new();
     watching.spawn(watch(Api::default_namespaced(client.clone()), Arc::clone(&witness)));
 
     groups.create(&PostParams::default(), &group(roles("engine:1"))).await.unwrap();
-    killer.strike().await;
+    killer.kill_at_random().await;
     settled(&groups).await;
     let made = pods(client).await;
     let uids =
@@ -140,7 +140,7 @@ async fn round(client: &kube::Client, killer: &mut Killer) {
     .await;
     let image = Patch::Merge(json!({ "spec": { "roles": roles("engine:2") } }));
     groups.patch("g", &PatchParams::default(), &image).await.unwrap();
-    killer.strike().await;
+    killer.kill_at_random().await;
     settled(&groups).await;
     let updated = pods(client).await;
     assert_eq!(updated.iter().map(restarts).collect::<Vec<_>>(), [1; 6]);
@@ -150,7 +150,7 @@ async fn round(client: &kube::Client, killer: &mut Killer) {
             witness.pods.iter().filter(|(uid, _)| !uids(&made).contains(*uid)).map(|(_, pod)| pod).collect();
         assert!(others.is_empty(), "{}", serde_json::to_string_pretty(&others).unwrap());
         assert_eq!(uids(&updated), uids(&made));
-        assert_eq!(witness.wrong, [""; 0]);
+        assert_eq!(witness.violations, [""; 0]);
     }
     drop(watching);
     // What it owns goes first, so that nothing of it is left for the next round.

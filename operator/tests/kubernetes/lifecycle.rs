@@ -6,7 +6,7 @@ use rbg_api::keys;
 use rbg_api::v1alpha2::{RoleInstance, RoleInstanceSet};
 use serde_json::{Value, json};
 
-use super::stage::Stage;
+use super::test_operator::TestOperator;
 use super::{eventually, pods, restarts};
 
 const FINALIZER: &str = "example.com/guard";
@@ -26,13 +26,13 @@ fn set(image: &str, replicas: i32) -> Value {
     })
 }
 
-struct Guard {
-    stage: Stage,
+struct LifecycleFixture {
+    stage: TestOperator,
     sets: Api<RoleInstanceSet>,
     instances: Api<RoleInstance>,
 }
 
-impl Guard {
+impl LifecycleFixture {
     async fn change(&self, spec: Value) {
         let body = Patch::Merge(json!({ "spec": spec }));
         self.sets.patch("s", &PatchParams::default(), &body).await.unwrap();
@@ -47,7 +47,7 @@ impl Guard {
     }
 
     /// Waits until the instance has been told so.
-    async fn told(&self, name: &str, state: &str) {
+    async fn wait_for_state(&self, name: &str, state: &str) {
         eventually(&format!("{name} is {state}"), async || {
             let labels = self.instances.get(name).await.unwrap().metadata.labels.unwrap();
             (labels.get(keys::LIFECYCLE_STATE).map(String::as_str) == Some(state)).then_some(())
@@ -83,8 +83,8 @@ fn is_ready(pod: &Pod) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_instance_is_updated_and_deleted_when_its_guard_lets_it() {
-    let stage = Stage::begin("lifecycle").await;
-    let guard = Guard { sets: stage.api(), instances: stage.api(), stage };
+    let stage = TestOperator::begin("lifecycle").await;
+    let guard = LifecycleFixture { sets: stage.api(), instances: stage.api(), stage };
     let set = json!({ "metadata": { "name": "s" }, "spec": set("engine:1", 2) });
     guard.sets.create(&PostParams::default(), &serde_json::from_value(set).unwrap()).await.unwrap();
     guard.updated(2).await;
@@ -93,7 +93,7 @@ async fn an_instance_is_updated_and_deleted_when_its_guard_lets_it() {
 
     // It is told, its pod serves nobody, and nothing else happens: the other one is not touched meanwhile.
     guard.change(self::set("engine:2", 2)).await;
-    guard.told("s-1", "PreparingUpdate").await;
+    guard.wait_for_state("s-1", "PreparingUpdate").await;
     eventually("the pod of s-1 serves nobody", async || (!is_ready(&guard.pods().await[1])).then_some(()))
         .await;
     assert!(is_ready(&guard.pods().await[0]));
@@ -101,27 +101,27 @@ async fn an_instance_is_updated_and_deleted_when_its_guard_lets_it() {
 
     // What is taken back ends at once, and its pod serves again without a restart.
     guard.change(self::set("engine:1", 2)).await;
-    guard.told("s-1", "Normal").await;
+    guard.wait_for_state("s-1", "Normal").await;
     eventually("the pod of s-1 serves", async || is_ready(&guard.pods().await[1]).then_some(())).await;
     assert_eq!(guard.restarts().await, [0, 0]);
 
     // The update goes on when the label is gone, and is over when it is back.
     guard.change(self::set("engine:2", 2)).await;
-    guard.told("s-1", "PreparingUpdate").await;
+    guard.wait_for_state("s-1", "PreparingUpdate").await;
     guard.mark("s-1", false, true).await;
-    guard.told("s-1", "Updated").await;
-    guard.told("s-0", "PreparingUpdate").await;
+    guard.wait_for_state("s-1", "Updated").await;
+    guard.wait_for_state("s-0", "PreparingUpdate").await;
     assert_eq!(guard.restarts().await, [0, 1]);
     guard.mark("s-1", true, true).await;
-    guard.told("s-1", "Normal").await;
+    guard.wait_for_state("s-1", "Normal").await;
     guard.mark("s-0", false, false).await;
     guard.updated(2).await;
-    guard.told("s-0", "Updated").await;
+    guard.wait_for_state("s-0", "Updated").await;
     assert_eq!(guard.restarts().await, [1, 1]);
 
     // The finalizer holds the end of s-1, not its pod's: that goes with it.
     guard.change(json!({ "replicas": 1 })).await;
-    guard.told("s-1", "PreparingDelete").await;
+    guard.wait_for_state("s-1", "PreparingDelete").await;
     let going = guard.instances.get("s-1").await.unwrap();
     assert!(going.metadata.deletion_timestamp.is_none(), "it is not deleted before it may be");
     assert!(is_ready(&guard.pods().await[1]), "that hook does not ask for its pods to be out of service");

@@ -6,33 +6,33 @@
 )]
 #![expect(clippy::disallowed_methods, reason = "a test outlives none of its tasks")]
 
-mod articles;
 #[expect(dead_code, clippy::panic, reason = "other tests wait for single spans; tests fail by panicking")]
 #[path = "../../../tests/world/collector.rs"]
 mod collector;
-mod confined;
+mod events;
 mod examples;
+mod external_kinds;
 mod faults;
 mod group_set;
 mod hooks;
 mod kills;
+mod kubectl;
 mod lifecycle;
 mod nodes;
 mod objects;
-mod others;
-mod people;
 mod permissions;
 mod pre_pull;
 mod process;
 mod profiles;
 mod proxy;
+mod published_manifests;
+mod rbac_rules;
 mod requests;
-mod rules;
 mod scaling;
-mod stage;
+mod single_namespace;
 mod stateful;
 mod takeover;
-mod told;
+mod test_operator;
 mod topology;
 mod traces;
 mod warmup;
@@ -43,14 +43,14 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use moongate_operator::Options;
+use moongate_operator::OperatorOptions;
 use moongate_runtime::Supervisor;
-use moongate_testkit::{ControlPlane, Kubelet, Pace};
+use moongate_testkit::{ControlPlane, FakeKubelet, KubeletTimings};
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleInstance};
 use serde_json::{Value, json};
 
 /// Long, because it only says when something hangs.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TEST_TIMEOUT: Duration = Duration::from_secs(90);
 
 async fn install(client: &Client) {
     let api = Api::<CustomResourceDefinition>::all(client.clone());
@@ -79,7 +79,7 @@ async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T
         if let Some(answer) = ask().await {
             return answer;
         }
-        assert!(begun.elapsed() < PATIENCE, "not in time: {what}");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "not in time: {what}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -96,7 +96,7 @@ fn group(roles: Value) -> RoleBasedGroup {
 }
 
 /// Whether the group says so of its present spec.
-fn says(group: &RoleBasedGroup, conditions: &[(&str, &str)]) -> bool {
+fn condition_is(group: &RoleBasedGroup, conditions: &[(&str, &str)]) -> bool {
     let status = group.status.clone().unwrap_or_default();
     let is = |(kind, value): &(&str, &str)| {
         status.conditions.iter().any(|one| one.kind == *kind && one.status == *value)
@@ -106,7 +106,7 @@ fn says(group: &RoleBasedGroup, conditions: &[(&str, &str)]) -> bool {
 
 /// Whether it says that all is there, and nothing left to do.
 fn is_settled(group: &RoleBasedGroup) -> bool {
-    says(group, &[("Ready", "True"), ("Progressing", "False"), ("RollingUpdateInProgress", "False")])
+    condition_is(group, &[("Ready", "True"), ("Progressing", "False"), ("RollingUpdateInProgress", "False")])
 }
 
 async fn settled(groups: &Api<RoleBasedGroup>) -> RoleBasedGroup {
@@ -117,13 +117,13 @@ async fn settled(groups: &Api<RoleBasedGroup>) -> RoleBasedGroup {
 }
 
 /// Runs an operator beside what happens.
-async fn beside(options: Options, story: impl Future<Output = ()>) {
+async fn run_with_operator(options: OperatorOptions, story: impl Future<Output = ()>) {
     let supervisor = Supervisor::new();
     tokio::select! {
         ended = moongate_operator::run(options, &supervisor) => unreachable!("{ended:?}"),
         () = story => {}
     }
-    supervisor.shutdown(PATIENCE).await.unwrap();
+    supervisor.shutdown(TEST_TIMEOUT).await.unwrap();
 }
 
 async fn pods(client: &Client) -> Vec<Pod> {
@@ -151,13 +151,14 @@ async fn a_group_is_made_updated_in_place_scaled_and_deleted() {
     let namespace = plane.namespace("operator").await.unwrap();
     let client = namespace.client.clone();
     install(&client).await;
-    let _kubelet = Kubelet::start(client.clone(), &namespace.name, Pace::default()).await.unwrap();
+    let _kubelet =
+        FakeKubelet::start(client.clone(), &namespace.name, KubeletTimings::default()).await.unwrap();
     let supervisor = Supervisor::new();
-    let options = Options {
+    let options = OperatorOptions {
         kubeconfig: Some(plane.kubeconfig()),
         namespace: Some(namespace.name.clone()),
         lease: Some((namespace.name.clone(), "operator".to_owned())),
-        ..Options::default()
+        ..OperatorOptions::default()
     };
     let running = {
         let supervisor = supervisor.clone();

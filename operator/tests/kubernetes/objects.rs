@@ -5,41 +5,41 @@ use std::path::Path;
 
 use kube::Client;
 use kube::api::{Api, DynamicObject, ListParams};
-use moongate_operator::Kind;
-use rbg_api::conversion::{Version, convert};
+use moongate_operator::ResourceKind;
+use rbg_api::conversion::{ApiVersion, convert};
 use rbg_api::keys;
 use serde_json::{Value, json};
 
 const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/recorded");
 /// Revisions are left out, whose names are hashes.
-const KINDS: [Kind; 12] = [
-    Kind::Group,
-    Kind::Adapter,
-    Kind::Policy,
-    Kind::PodGroup,
-    Kind::ConfigMap,
-    Kind::Service,
-    Kind::Set,
-    Kind::StatefulSet,
-    Kind::Deployment,
-    Kind::LeaderWorkerSet,
-    Kind::Instance,
-    Kind::Pod,
+const KINDS: [ResourceKind; 12] = [
+    ResourceKind::Group,
+    ResourceKind::Adapter,
+    ResourceKind::Policy,
+    ResourceKind::PodGroup,
+    ResourceKind::ConfigMap,
+    ResourceKind::Service,
+    ResourceKind::Set,
+    ResourceKind::StatefulSet,
+    ResourceKind::Deployment,
+    ResourceKind::LeaderWorkerSet,
+    ResourceKind::Instance,
+    ResourceKind::Pod,
 ];
 /// In a v1alpha1 group's annotations once it is stored as v1alpha2.
 const COORDINATION: &str = "conversion.workloads.x-k8s.io/v1alpha1-coordination";
 
 /// `KIND NAME` of each object, in order. What is random in a name is `*`.
-pub(crate) type Objects = Vec<String>;
+pub(crate) type ManifestNames = Vec<String>;
 
 /// Of all groups and sets of groups in a file.
-pub(crate) fn expected(documents: &[Value]) -> Objects {
-    let mut objects = Objects::new();
+pub(crate) fn expected(documents: &[Value]) -> ManifestNames {
+    let mut objects = ManifestNames::new();
     for document in documents {
         if document["kind"] == "RoleBasedGroup" {
-            of_group(&convert(document, Version::V1alpha2).unwrap(), &mut objects);
+            of_group(&convert(document, ApiVersion::V1alpha2).unwrap(), &mut objects);
         } else if document["kind"] == "RoleBasedGroupSet" {
-            let set = convert(document, Version::V1alpha2).unwrap();
+            let set = convert(document, ApiVersion::V1alpha2).unwrap();
             let template = &set["spec"]["groupTemplate"];
             for index in 0..number(&set["spec"]["replicas"]) {
                 let name = format!("{}-{index}", text(&set["metadata"]["name"]));
@@ -62,7 +62,7 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or(1)
 }
 
-fn of_group(group: &Value, objects: &mut Objects) {
+fn of_group(group: &Value, objects: &mut ManifestNames) {
     let (name, annotations) = (text(&group["metadata"]["name"]), &group["metadata"]["annotations"]);
     if annotations[keys::GANG_SCHEDULING] == "true" {
         objects.push(format!("PodGroup {name}"));
@@ -113,7 +113,7 @@ fn is_stateless(role: &Value) -> bool {
     keys.iter().any(|key| role["annotations"][*key] == "Stateless")
 }
 
-fn of_instance(role: &Value, name: &str, objects: &mut Objects) {
+fn of_instance(role: &Value, name: &str, objects: &mut ManifestNames) {
     objects.push(format!("RoleInstance {name}"));
     if let Some(pattern) = role.get("leaderWorkerPattern") {
         objects.extend((0..number(&pattern["size"])).map(|index| format!("Pod {name}-{index}")));
@@ -128,15 +128,15 @@ fn of_instance(role: &Value, name: &str, objects: &mut Objects) {
 }
 
 /// What there is in a namespace that groups have brought about.
-pub(crate) async fn found(client: &Client) -> Objects {
-    let mut objects = Objects::new();
+pub(crate) async fn found(client: &Client) -> ManifestNames {
+    let mut objects = ManifestNames::new();
     for kind in KINDS {
         let api: Api<DynamicObject> = Api::default_namespaced_with(client.clone(), &kind.resource());
         for object in api.list(&ListParams::default()).await.unwrap() {
             let labels = object.metadata.labels.clone().unwrap_or_default();
             let is_theirs = match kind {
                 // Files have pods of other workloads, too.
-                Kind::Pod => labels.contains_key(keys::GROUP_NAME),
+                ResourceKind::Pod => labels.contains_key(keys::GROUP_NAME),
                 _ => object.metadata.owner_references.is_some(),
             };
             if is_theirs {
@@ -149,7 +149,7 @@ pub(crate) async fn found(client: &Client) -> Objects {
 }
 
 /// Names of instances without order, and of Deployments' pods, are partly random.
-fn named(kind: Kind, object: &Value) -> String {
+fn named(kind: ResourceKind, object: &Value) -> String {
     let (metadata, name) = (&object["metadata"], text(&object["metadata"]["name"]));
     let set = format!(
         "{}-{}",
@@ -158,9 +158,9 @@ fn named(kind: Kind, object: &Value) -> String {
     );
     let owner = &metadata["ownerReferences"][0];
     let instance = match kind {
-        Kind::Instance if !metadata["labels"][keys::ROLE_INSTANCE_ID].is_null() => name,
-        Kind::Pod if owner["kind"] == "RoleInstance" && !is_ordered(object) => text(&owner["name"]),
-        Kind::Pod if owner["kind"] == "ReplicaSet" => name,
+        ResourceKind::Instance if !metadata["labels"][keys::ROLE_INSTANCE_ID].is_null() => name,
+        ResourceKind::Pod if owner["kind"] == "RoleInstance" && !is_ordered(object) => text(&owner["name"]),
+        ResourceKind::Pod if owner["kind"] == "ReplicaSet" => name,
         _ => return format!("{} {name}", kind.name()),
     };
     format!("{} {}", kind.name(), name.replacen(instance, &format!("{set}-*"), 1))
@@ -176,9 +176,9 @@ fn is_ordered(pod: &Value) -> bool {
 }
 
 /// What upstream's controller made of a group.
-pub(crate) fn recorded(folder: &str) -> Objects {
-    let mut objects = Objects::new();
-    for kind in KINDS.into_iter().filter(|kind| *kind != Kind::Group) {
+pub(crate) fn recorded(folder: &str) -> ManifestNames {
+    let mut objects = ManifestNames::new();
+    for kind in KINDS.into_iter().filter(|kind| *kind != ResourceKind::Group) {
         let path = Path::new(RECORDED).join(folder).join(format!("{}.yaml", kind.resource().plural));
         let Ok(text) = std::fs::read_to_string(path) else { continue };
         let all: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();

@@ -13,18 +13,18 @@ use kube::api::{
 };
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
-use moongate_operator::{GangScheduler, Kind, Options, webhooks};
+use moongate_operator::{GangScheduler, OperatorOptions, ResourceKind, webhooks};
 use moongate_runtime::{Supervisor, bind};
-use moongate_testkit::{Asked, ControlPlane, Kubelet, Namespace, Pace};
+use moongate_testkit::{AuditEvent, ControlPlane, FakeKubelet, KubeletTimings, TestNamespace};
 use rbg_api::v1alpha2::{
     RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet, RoleBasedGroupWarmup,
 };
 use rbg_api::{keys, v1alpha2::RoleInstance};
 use serde_json::{Value, json};
 
-use super::others::define;
-use super::rules::{Permission, documents, granted, used, waiting_owners};
-use super::{beside, eventually, install, is_settled, role};
+use super::external_kinds::define;
+use super::rbac_rules::{RbacPermission, documents, granted, used, waiting_owners};
+use super::{eventually, install, is_settled, role, run_with_operator};
 
 const SYSTEM: &str = "moongate-system";
 const ACCOUNT: &str = "moongate-operator";
@@ -32,20 +32,20 @@ const ACCOUNT: &str = "moongate-operator";
 /// Asked for only if a group of a set is there that no watch has told of yet.
 const BY_CHANCE: (&str, &str, &str) = ("workloads.x-k8s.io", "rolebasedgroups", "get");
 
-struct Scene {
+struct PermissionsFixture {
     plane: ControlPlane,
-    namespace: Namespace,
+    namespace: TestNamespace,
     /// As the operator sees the cluster.
     operator: PathBuf,
 }
 
-impl Scene {
+impl PermissionsFixture {
     async fn begin() -> Self {
         let plane = ControlPlane::start_audited().await.unwrap();
         let namespace = plane.namespace("permissions").await.unwrap();
         let client = namespace.client.clone();
         install(&client).await;
-        for kind in [Kind::LeaderWorkerSet, Kind::PodGroup, Kind::VolcanoPodGroup] {
+        for kind in [ResourceKind::LeaderWorkerSet, ResourceKind::PodGroup, ResourceKind::VolcanoPodGroup] {
             define(&client, kind).await;
         }
         for document in documents() {
@@ -78,14 +78,14 @@ impl Scene {
     /// Runs an operator with its webhooks beside `act`.
     async fn run(&self, gang: GangScheduler, act: impl Future<Output = ()>) {
         let supervisor = Supervisor::new();
-        let options = Options {
+        let options = OperatorOptions {
             kubeconfig: Some(self.operator.clone()),
             lease: Some((SYSTEM.to_owned(), "rbg-controller".to_owned())),
-            gang,
-            ..Options::default()
+            gang_scheduler: gang,
+            ..OperatorOptions::default()
         };
         self.hook(&supervisor).await;
-        beside(options, act).await;
+        run_with_operator(options, act).await;
         supervisor.token().cancel();
     }
 
@@ -93,7 +93,7 @@ impl Scene {
         let file = Kubeconfig::read_from(&self.operator).unwrap();
         let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.unwrap();
         let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let options = webhooks::Options {
+        let options = webhooks::WebhookOptions {
             namespace: SYSTEM.to_owned(),
             service: ACCOUNT.to_owned(),
             port: listener.local_addr().unwrap().port(),
@@ -121,9 +121,9 @@ impl Scene {
     }
 
     /// All that the operator has asked for. It is refused nothing.
-    fn asked(&self) -> Vec<Asked> {
+    fn audited_requests(&self) -> Vec<AuditEvent> {
         let asked = self.plane.audit().unwrap();
-        let refused: Vec<_> = asked.iter().filter(|one| one.is_forbidden()).collect();
+        let refused: Vec<_> = asked.iter().filter(|one| one.is_denied()).collect();
         assert!(refused.is_empty(), "{refused:#?}");
         asked
     }
@@ -136,8 +136,8 @@ impl Scene {
     /// Waits until the operator has asked for this.
     async fn asks(&self, verb: &str, resource: &str) {
         eventually(&format!("{verb} {resource}"), async || {
-            let asked = self.asked();
-            let is_it = |(_, of, what): &Permission| (what.as_str(), of.as_str()) == (verb, resource);
+            let asked = self.audited_requests();
+            let is_it = |(_, of, what): &RbacPermission| (what.as_str(), of.as_str()) == (verb, resource);
             used(&asked).iter().any(is_it).then_some(())
         })
         .await;
@@ -146,7 +146,7 @@ impl Scene {
     async fn settled(&self, group: &str) {
         let groups = self.api::<RoleBasedGroup>();
         eventually(&format!("{group} is settled"), async || {
-            self.asked();
+            self.audited_requests();
             is_settled(&groups.get_opt(group).await.unwrap()?).then_some(())
         })
         .await;
@@ -165,9 +165,10 @@ fn of_type(mut role: Value, workload: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_operator_has_the_permissions_that_it_needs_and_no_others() {
-    let scene = Scene::begin().await;
+    let scene = PermissionsFixture::begin().await;
     let client = scene.namespace.client.clone();
-    let _kubelet = Kubelet::start(client.clone(), &scene.namespace.name, Pace::default()).await.unwrap();
+    let _kubelet =
+        FakeKubelet::start(client.clone(), &scene.namespace.name, KubeletTimings::default()).await.unwrap();
     let mut finalizers = BTreeSet::new();
     scene
         .run(GangScheduler::SchedulerPlugins, async {
@@ -181,17 +182,18 @@ async fn the_operator_has_the_permissions_that_it_needs_and_no_others() {
             finalizers.extend(waiting_owners(&client).await);
         })
         .await;
-    scene.run(GangScheduler::Volcano, gang(&scene, "v", Kind::VolcanoPodGroup)).await;
+    scene.run(GangScheduler::Volcano, gang(&scene, "v", ResourceKind::VolcanoPodGroup)).await;
 
     let (group, resource, verb) = BY_CHANCE;
     let by_chance = [(group.to_owned(), resource.to_owned(), verb.to_owned())];
-    let used: BTreeSet<_> = used(&scene.asked()).into_iter().chain(by_chance).chain(finalizers).collect();
+    let used: BTreeSet<_> =
+        used(&scene.audited_requests()).into_iter().chain(by_chance).chain(finalizers).collect();
     let unused: Vec<_> = granted().difference(&used).cloned().collect();
     assert!(unused.is_empty(), "granted, but not used: {unused:#?}");
 }
 
 /// Answers whose end waits for others'.
-async fn every_workload(scene: &Scene) -> BTreeSet<Permission> {
+async fn every_workload(scene: &PermissionsFixture) -> BTreeSet<RbacPermission> {
     let mut scaled = role("ris", 1, "engine:1");
     scaled["scalingAdapter"] = json!({ "enable": true });
     let template = role("lws", 1, "engine:1")["standalonePattern"]["template"].clone();
@@ -205,8 +207,10 @@ async fn every_workload(scene: &Scene) -> BTreeSet<Permission> {
     ]);
     scene.create::<RoleBasedGroup>(new_group("g", roles.clone())).await;
     scene.asks("create", "leaderworkersets").await;
-    let sets: Api<DynamicObject> =
-        Api::default_namespaced_with(scene.namespace.client.clone(), &Kind::LeaderWorkerSet.resource());
+    let sets: Api<DynamicObject> = Api::default_namespaced_with(
+        scene.namespace.client.clone(),
+        &ResourceKind::LeaderWorkerSet.resource(),
+    );
     let status = json!({ "status": { "replicas": 1, "readyReplicas": 1, "updatedReplicas": 1, "hpaPodSelector": "a=b" } });
     sets.patch_status("g-lws", &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
     scene.settled("g").await;
@@ -240,7 +244,7 @@ async fn every_workload(scene: &Scene) -> BTreeSet<Permission> {
 }
 
 /// More than are kept, one of them a second time, one that pods must be made anew for.
-async fn revisions(scene: &Scene) {
+async fn revisions(scene: &PermissionsFixture) {
     for image in ["engine:1", "engine:2", "engine:1", "engine:3", "engine:4", "engine:5", "engine:6"] {
         scene.patch("g", json!({ "spec": { "roles": [role("other", 1, image)] } })).await;
         scene.settled("g").await;
@@ -252,7 +256,7 @@ async fn revisions(scene: &Scene) {
 }
 
 /// Somebody else's objects are where ours shall be: they are looked at, and spared.
-async fn names_that_are_taken(scene: &Scene) {
+async fn names_that_are_taken(scene: &PermissionsFixture) {
     let group = new_group("taken", json!([role("a", 1, "engine:1")]));
     scene.create::<RoleBasedGroup>(group.clone()).await;
     scene.settled("taken").await;
@@ -288,7 +292,7 @@ async fn names_that_are_taken(scene: &Scene) {
     scene.settled("taken").await;
 }
 
-async fn sets(scene: &Scene) {
+async fn sets(scene: &PermissionsFixture) {
     let template = |image: &str| json!({ "spec": { "roles": [role("a", 1, image)] } });
     let set = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleBasedGroupSet",
         "metadata": { "name": "s" }, "spec": { "replicas": 2, "groupTemplate": template("engine:1") } });
@@ -301,7 +305,7 @@ async fn sets(scene: &Scene) {
 }
 
 /// Answers whose end waits for others'.
-async fn warmup(scene: &Scene) -> BTreeSet<Permission> {
+async fn warmup(scene: &PermissionsFixture) -> BTreeSet<RbacPermission> {
     let target = json!({ "nodeNames": [format!("node-{}", scene.namespace.name)],
         "imagePreload": { "images": ["engine:1"] } });
     let warmup = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleBasedGroupWarmup",
@@ -321,17 +325,17 @@ async fn warmup(scene: &Scene) -> BTreeSet<Permission> {
 }
 
 /// Roles that are scaled together, as v1alpha1 has it; and pods that are scheduled together.
-async fn coordination(scene: &Scene) {
+async fn coordination(scene: &PermissionsFixture) {
     let rule =
         json!([{ "name": "both", "roles": ["a", "b"], "strategy": { "scaling": { "maxSkew": "50%" } } }]);
     let mut group = new_group("c", json!([role("a", 1, "engine:1"), role("b", 1, "engine:1")]));
     group["metadata"]["annotations"] = json!({ rbg_api::conversion::COORDINATION: rule.to_string() });
     scene.create::<RoleBasedGroup>(group).await;
     scene.settled("c").await;
-    gang(scene, "k", Kind::PodGroup).await;
+    gang(scene, "k", ResourceKind::PodGroup).await;
 }
 
-async fn gang(scene: &Scene, name: &str, kind: Kind) {
+async fn gang(scene: &PermissionsFixture, name: &str, kind: ResourceKind) {
     let mut group = new_group(name, json!([role("a", 1, "engine:1")]));
     group["metadata"]["annotations"] = json!({ keys::GANG_SCHEDULING: "true" });
     scene.create::<RoleBasedGroup>(group).await;
@@ -345,7 +349,7 @@ async fn gang(scene: &Scene, name: &str, kind: Kind) {
 }
 
 /// What others spoil is put right.
-async fn registration(scene: &Scene) {
+async fn registration(scene: &PermissionsFixture) {
     let client = &scene.namespace.client;
     let spoil = Patch::Merge(json!({ "data": { "tls.crt": "" } }));
     let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM);

@@ -11,22 +11,22 @@ use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{Config, watcher};
-use moongate_testkit::{ControlPlane, Runtime, address};
+use moongate_testkit::{ControlPlane, PodRuntime, pod_address};
 use parking_lot::Mutex;
 use rbg_api::keys;
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::{Value, json};
 
-use super::stage::Stage;
-use super::{group, pods, restarts, role, settled, told};
+use super::test_operator::TestOperator;
+use super::{events, group, pods, restarts, role, settled};
 
 /// The version of the cluster at which an image was on a node.
-type Pulled = BTreeMap<(String, String), u64>;
+type PulledImages = BTreeMap<(String, String), u64>;
 
 /// Writes down pods that are restarted, and whether their images had been pulled before they were told to.
 #[derive(Clone, Default)]
-struct Log {
-    pulled: Arc<Mutex<Pulled>>,
+struct RestartLog {
+    pulled: Arc<Mutex<PulledImages>>,
     restarts: Arc<Mutex<Vec<String>>>,
 }
 
@@ -35,7 +35,7 @@ fn version(pod: &Pod) -> u64 {
 }
 
 /// Follows the pods that pull.
-async fn follow(client: Client, pulled: Arc<Mutex<Pulled>>) {
+async fn follow(client: Client, pulled: Arc<Mutex<PulledImages>>) {
     let pulling = Config::default().labels(keys::WARMUP_NAME);
     let mut pods = pin!(watcher(Api::<Pod>::default_namespaced(client), pulling).applied_objects());
     while let Some(pod) = pods.try_next().await.unwrap() {
@@ -47,9 +47,9 @@ async fn follow(client: Client, pulled: Arc<Mutex<Pulled>>) {
     }
 }
 
-impl Runtime for Log {
+impl PodRuntime for RestartLog {
     async fn start(&self, pod: &Pod) -> String {
-        address(pod, 10)
+        pod_address(pod, 10)
     }
 
     async fn restart(&self, pod: &Pod, _: &str) {
@@ -70,10 +70,10 @@ async fn update(groups: &Api<RoleBasedGroup>, roles: Value) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn images_are_on_the_node_before_a_pod_restarts_or_it_is_said_that_they_are_not() {
+async fn pod_restarts_after_image_pull_or_reports_its_absence() {
     let plane = ControlPlane::shared().await.unwrap();
-    let log = Log::default();
-    let stage = Stage::begin_with(&plane, "pre-pull", log.clone()).await;
+    let log = RestartLog::default();
+    let stage = TestOperator::begin_with(&plane, "pre-pull", log.clone()).await;
     tokio::spawn(follow(stage.client.clone(), Arc::clone(&log.pulled)));
     let groups: Api<RoleBasedGroup> = stage.api();
     let mut wanted = group(json!([role("a", 2, "engine:1")]));
@@ -98,7 +98,7 @@ async fn images_are_on_the_node_before_a_pod_restarts_or_it_is_said_that_they_ar
         ("CannotPull", format!("absent:3 cannot be pulled to {node}")),
         ("NotPulled", format!("absent:3 was not pulled to {node} within 2s")),
     ] {
-        let told = told::event(&stage, "RoleInstance", "g-a-1", reason).await;
+        let told = events::event(&stage, "RoleInstance", "g-a-1", reason).await;
         assert_eq!((told.type_.as_deref(), told.note), (Some("Warning"), Some(note)));
     }
     settled(&groups).await;

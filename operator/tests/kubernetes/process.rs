@@ -4,16 +4,16 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use moongate_operator::Options;
+use moongate_operator::OperatorOptions;
 use moongate_runtime::Supervisor;
 
 const KUBECONFIG: &str = "MOONGATE_TEST_KUBECONFIG";
 const NAMESPACE: &str = "MOONGATE_TEST_NAMESPACE";
 
 /// It is killed when this is dropped.
-pub(crate) struct Operator(Child);
+pub(crate) struct OperatorProcess(Child);
 
-impl Operator {
+impl OperatorProcess {
     pub(crate) fn start(kubeconfig: &Path, namespace: &str) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["process::operator", "--exact", "--ignored", "--nocapture"]);
@@ -28,7 +28,7 @@ impl Operator {
     }
 }
 
-impl Drop for Operator {
+impl Drop for OperatorProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -39,10 +39,10 @@ impl Drop for Operator {
 #[ignore = "it is what other tests start"]
 async fn operator() {
     let Some(kubeconfig) = std::env::var_os(KUBECONFIG) else { return };
-    let options = Options {
+    let options = OperatorOptions {
         kubeconfig: Some(PathBuf::from(kubeconfig)),
         namespace: std::env::var(NAMESPACE).ok(),
-        ..Options::default()
+        ..OperatorOptions::default()
     };
     let supervisor = Supervisor::new();
     // Whoever has started it is gone.

@@ -5,7 +5,7 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use rbg_api::v1alpha2::{ClusterEngineRuntimeProfile, RoleBasedGroup};
 use serde_json::json;
 
-use super::stage::Stage;
+use super::test_operator::TestOperator;
 use super::{eventually, group, pods, role, settled};
 
 const PROFILE: &str = "sidecars";
@@ -15,7 +15,7 @@ fn sidecar(pod: &Pod) -> Option<&str> {
     containers.find(|container| container.name == "sidecar")?.image.as_deref()
 }
 
-async fn sidecars(stage: &Stage, wanted: &[&str]) -> Vec<Pod> {
+async fn sidecars(stage: &TestOperator, wanted: &[&str]) -> Vec<Pod> {
     eventually("the pods have their sidecars", async || {
         let pods = pods(&stage.client).await;
         let images: Vec<_> = pods.iter().filter_map(sidecar).collect();
@@ -25,8 +25,8 @@ async fn sidecars(stage: &Stage, wanted: &[&str]) -> Vec<Pod> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_profile_is_injected_and_reaches_running_pods_only_if_it_shall() {
-    let stage = Stage::begin("profiles").await;
+async fn profile_reaches_running_pods_only_if_configured() {
+    let stage = TestOperator::begin("profiles").await;
     let groups: Api<RoleBasedGroup> = stage.api();
     let mut wanted = role("a", 1, "engine:1");
     wanted["engineRuntimes"] = json!([{ "profileName": PROFILE }]);

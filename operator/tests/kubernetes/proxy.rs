@@ -23,36 +23,42 @@ use tokio::task::JoinSet;
 
 /// What may become of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Fault {
+pub(crate) enum ApiServerFault {
     /// 429 with Retry-After.
     TooMany,
     /// 500.
     Internal,
     /// The connection ends before the API server is asked.
-    Cut,
+    ConnectionClosed,
     /// The API server does as asked, and nobody learns of it.
-    Lost,
+    ResponseLost,
     /// The answer comes late.
     Slow,
     /// A watch goes well for a moment; then its version is too old.
     Expired,
 }
 
-const FAULTS: [Fault; 5] = [Fault::TooMany, Fault::Internal, Fault::Cut, Fault::Lost, Fault::Slow];
+const FAULTS: [ApiServerFault; 5] = [
+    ApiServerFault::TooMany,
+    ApiServerFault::Internal,
+    ApiServerFault::ConnectionClosed,
+    ApiServerFault::ResponseLost,
+    ApiServerFault::Slow,
+];
 const MAX_BODY: usize = 16 << 20;
 
 #[derive(Default)]
-struct Counts {
+struct ProxyCounts {
     requests: u64,
-    faults: BTreeMap<Fault, u64>,
+    faults: BTreeMap<ApiServerFault, u64>,
 }
 
 /// What becomes of the next requests. They are dealt like cards, so that each fault happens soon, whatever is drawn.
 #[derive(Default)]
-struct Deck(Vec<Option<Fault>>);
+struct FaultSchedule(Vec<Option<ApiServerFault>>);
 
-impl Deck {
-    fn draw(&mut self, faults: &[Fault], of_a_hundred: u32) -> Option<Fault> {
+impl FaultSchedule {
+    fn next_fault(&mut self, faults: &[ApiServerFault], of_a_hundred: u32) -> Option<ApiServerFault> {
         let one_in = usize::try_from(100_u32.checked_div(of_a_hundred)?).unwrap();
         if self.0.is_empty() {
             self.0.extend(faults.iter().copied().map(Some));
@@ -65,46 +71,46 @@ impl Deck {
 
 /// Of watches, and of everything else.
 #[derive(Default)]
-struct Decks {
-    watches: Deck,
-    others: Deck,
+struct FaultSchedules {
+    watches: FaultSchedule,
+    others: FaultSchedule,
 }
 
 /// It ends when it is dropped.
-pub(crate) struct Proxy {
+pub(crate) struct FaultProxy {
     address: SocketAddr,
-    counts: Arc<Mutex<Counts>>,
+    counts: Arc<Mutex<ProxyCounts>>,
     /// How many of a hundred requests go wrong.
     rate: Arc<Mutex<u32>>,
     silent: Arc<AtomicBool>,
     _tasks: JoinSet<()>,
 }
 
-struct Way {
+struct ProxyState {
     client: Client,
-    counts: Arc<Mutex<Counts>>,
+    counts: Arc<Mutex<ProxyCounts>>,
     rate: Arc<Mutex<u32>>,
-    decks: Mutex<Decks>,
+    decks: Mutex<FaultSchedules>,
     silent: Arc<AtomicBool>,
 }
 
-impl Proxy {
+impl FaultProxy {
     /// Asks the API server as this client.
     pub(crate) async fn start(client: Client) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (counts, rate) = (Arc::<Mutex<Counts>>::default(), Arc::<Mutex<u32>>::default());
+        let (counts, rate) = (Arc::<Mutex<ProxyCounts>>::default(), Arc::<Mutex<u32>>::default());
         let silent = Arc::<AtomicBool>::default();
         let (of_way, is_silent) = (Arc::clone(&rate), Arc::clone(&silent));
         let (of_all, decks) = (Arc::clone(&counts), Mutex::default());
-        let way = Arc::new(Way { client, counts: of_all, rate: of_way, decks, silent: is_silent });
+        let way = Arc::new(ProxyState { client, counts: of_all, rate: of_way, decks, silent: is_silent });
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 let way = Arc::clone(&way);
-                let service = service_fn(move |request| pass(Arc::clone(&way), request));
+                let service = service_fn(move |request| forward(Arc::clone(&way), request));
                 let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
                 connections.spawn(async move { drop(connection.await) });
             }
@@ -129,7 +135,7 @@ impl Proxy {
     }
 
     /// What has gone wrong so far.
-    pub(crate) fn faults(&self) -> BTreeMap<Fault, u64> {
+    pub(crate) fn faults(&self) -> BTreeMap<ApiServerFault, u64> {
         self.counts.lock().faults.clone()
     }
 
@@ -145,13 +151,13 @@ impl Proxy {
     }
 }
 
-impl Way {
-    fn fault(&self, is_watch: bool) -> Option<Fault> {
+impl ProxyState {
+    fn fault(&self, is_watch: bool) -> Option<ApiServerFault> {
         let rate = *self.rate.lock();
         let mut decks = self.decks.lock();
         let fault = match is_watch {
-            true => decks.watches.draw(&[Fault::Expired], rate),
-            false => decks.others.draw(&FAULTS, rate),
+            true => decks.watches.next_fault(&[ApiServerFault::Expired], rate),
+            false => decks.others.next_fault(&FAULTS, rate),
         };
         drop(decks);
         let mut counts = self.counts.lock();
@@ -163,25 +169,25 @@ impl Way {
     }
 
     /// Never returns if nothing may be said.
-    async fn speak(&self) {
+    async fn wait_while_silent(&self) {
         if self.silent.load(Ordering::Relaxed) {
             std::future::pending::<()>().await;
         }
     }
 
-    fn aloud(self: &Arc<Self>, body: Body) -> Body {
+    fn gate_body(self: &Arc<Self>, body: Body) -> Body {
         let way = Arc::clone(self);
         Body::from_stream(body.into_data_stream().then(move |part| {
             let way = Arc::clone(&way);
             async move {
-                way.speak().await;
+                way.wait_while_silent().await;
                 part
             }
         }))
     }
 }
 
-async fn pass(way: Arc<Way>, request: Request<Incoming>) -> io::Result<Response<Body>> {
+async fn forward(way: Arc<ProxyState>, request: Request<Incoming>) -> io::Result<Response<Body>> {
     let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
     let fault = way.fault(is_watch);
     let refused = |status: StatusCode, reason: &str| {
@@ -191,21 +197,23 @@ async fn pass(way: Arc<Way>, request: Request<Incoming>) -> io::Result<Response<
         answer.header("retry-after", "1").body(Body::from(text.to_string())).map_err(io::Error::other)
     };
     match fault {
-        Some(Fault::TooMany) => return refused(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests"),
-        Some(Fault::Internal) => return refused(StatusCode::INTERNAL_SERVER_ERROR, "InternalError"),
-        Some(Fault::Cut) => return Err(io::ErrorKind::ConnectionReset.into()),
-        Some(Fault::Slow) => tokio::time::sleep(Duration::from_millis(fastrand::u64(500..2000))).await,
+        Some(ApiServerFault::TooMany) => return refused(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests"),
+        Some(ApiServerFault::Internal) => return refused(StatusCode::INTERNAL_SERVER_ERROR, "InternalError"),
+        Some(ApiServerFault::ConnectionClosed) => return Err(io::ErrorKind::ConnectionReset.into()),
+        Some(ApiServerFault::Slow) => {
+            tokio::time::sleep(Duration::from_millis(fastrand::u64(500..2000))).await;
+        }
         _ => {}
     }
     let (head, body) = request.into_parts();
     let body = to_bytes(Body::new(body), MAX_BODY).await.map_err(io::Error::other)?;
     let request = Request::from_parts(head, kube::client::Body::from(body.to_vec()));
     let answer = way.client.send(request).await.map_err(io::Error::other)?;
-    way.speak().await;
-    let answer = answer.map(|body| way.aloud(Body::new(body)));
+    way.wait_while_silent().await;
+    let answer = answer.map(|body| way.gate_body(Body::new(body)));
     match fault {
-        Some(Fault::Lost) => Err(io::ErrorKind::ConnectionReset.into()),
-        Some(Fault::Expired) => Ok(answer.map(expiring)),
+        Some(ApiServerFault::ResponseLost) => Err(io::ErrorKind::ConnectionReset.into()),
+        Some(ApiServerFault::Expired) => Ok(answer.map(expiring)),
         _ => Ok(answer),
     }
 }

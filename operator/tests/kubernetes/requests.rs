@@ -4,13 +4,13 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::{Value, json};
 
-use super::stage::Stage;
+use super::test_operator::TestOperator;
 use super::{eventually, is_settled, role};
 
 const GROUPS: u64 = 5;
 
 /// Requests of the operator so far.
-fn requests(stage: &Stage) -> u64 {
+fn requests(stage: &TestOperator) -> u64 {
     let text = stage.metrics.text();
     let lines = text.lines().filter(|line| line.starts_with("moongate_operator_api_requests_total{"));
     lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
@@ -32,7 +32,7 @@ async fn settled(groups: &Api<RoleBasedGroup>, prefix: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_costs_half_of_what_upstream_asks_for() {
-    let stage = Stage::begin("requests").await;
+    let stage = TestOperator::begin("requests").await;
     let groups: Api<RoleBasedGroup> = stage.api();
     eventually("all is listed", async || {
         // A line of its own: the metric's help reads the same.
@@ -51,7 +51,12 @@ async fn a_group_costs_half_of_what_upstream_asks_for() {
 }
 
 /// Requests per group, to make groups and to update them in place.
-async fn cost(stage: &Stage, groups: &Api<RoleBasedGroup>, prefix: &str, annotations: Value) -> [u64; 2] {
+async fn cost(
+    stage: &TestOperator,
+    groups: &Api<RoleBasedGroup>,
+    prefix: &str,
+    annotations: Value,
+) -> [u64; 2] {
     let begun = requests(stage);
     for index in 0..GROUPS {
         let metadata = json!({ "name": format!("{prefix}{index}"), "annotations": annotations });

@@ -7,12 +7,12 @@ use rbg_api::v1alpha2::{
 };
 use serde_json::json;
 
-use super::stage::Stage;
+use super::test_operator::TestOperator;
 use super::{eventually, group, names, pods, role, settled};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_autoscaler_scales_a_role_through_its_adapter() {
-    let stage = Stage::begin("adapter").await;
+    let stage = TestOperator::begin("adapter").await;
     let groups: Api<RoleBasedGroup> = stage.api();
     let adapters: Api<RoleBasedGroupScalingAdapter> = stage.api();
     let mut wanted = json!([role("a", 1, "engine:1"), role("b", 1, "engine:1")]);
@@ -48,7 +48,7 @@ async fn an_autoscaler_scales_a_role_through_its_adapter() {
     wanted[0]["replicas"] = 2.into();
     let body = json!({ "spec": { "roles": wanted } });
     groups.patch("g", &PatchParams::default(), &Patch::Merge(body)).await.unwrap();
-    stage.none::<RoleBasedGroupScalingAdapter>().await;
+    stage.wait_until_none::<RoleBasedGroupScalingAdapter>().await;
     settled(&groups).await;
     eventually("the role has what the spec says", async || {
         (names(&pods(&stage.client).await) == ["g-a-0", "g-a-1", "g-b-0"]).then_some(())
@@ -59,7 +59,7 @@ async fn an_autoscaler_scales_a_role_through_its_adapter() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn roles_of_a_policy_are_scaled_and_updated_together() {
-    let stage = Stage::begin("policy").await;
+    let stage = TestOperator::begin("policy").await;
     let groups: Api<RoleBasedGroup> = stage.api();
     let rule = json!({ "name": "both", "roles": ["a", "b"], "strategy": {
         "scaling": { "maxSkew": "25%", "progression": "OrderScheduled" },

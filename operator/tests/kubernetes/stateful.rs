@@ -5,7 +5,7 @@ use rbg_api::keys;
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::{Value, json};
 
-use super::stage::Stage;
+use super::test_operator::TestOperator;
 use super::{eventually, group, pods, role};
 
 fn stateful(image: &str, rolling: &Value) -> Value {
@@ -16,7 +16,7 @@ fn stateful(image: &str, rolling: &Value) -> Value {
 }
 
 /// Waits until the pods have these images, are ready, and the group says that nothing moves.
-async fn become_so(stage: &Stage, images: [&str; 3]) {
+async fn become_so(stage: &TestOperator, images: [&str; 3]) {
     let groups: Api<RoleBasedGroup> = stage.api();
     eventually(&format!("{images:?}"), async || {
         let group = groups.get("g").await.unwrap();
@@ -36,7 +36,7 @@ async fn become_so(stage: &Stage, images: [&str; 3]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stateful_set_keeps_what_is_held_back_until_it_no_longer_is() {
-    let stage = Stage::begin("stateful").await;
+    let stage = TestOperator::begin("stateful").await;
     let groups: Api<RoleBasedGroup> = stage.api();
     groups.create(&PostParams::default(), &group(stateful("engine:1", &json!({})))).await.unwrap();
     become_so(&stage, ["engine:1"; 3]).await;

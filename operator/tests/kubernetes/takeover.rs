@@ -7,40 +7,40 @@ use std::path::Path;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
-use moongate_operator::{Kind, Options};
-use moongate_testkit::{ControlPlane, Kubelet, Pace};
+use moongate_operator::{OperatorOptions, ResourceKind};
+use moongate_testkit::{ControlPlane, FakeKubelet, KubeletTimings};
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::{Value, json};
 
-use super::{beside, eventually, install, is_settled, pods, restarts};
+use super::{eventually, install, is_settled, pods, restarts, run_with_operator};
 
 const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/recorded");
 /// Labels have a hash of it.
 const NAMESPACE: &str = "default";
 /// Owners before what they own, but for what StatefulSets own: their controller, which is Kubernetes' own and at work, adopts
 /// what it finds and would make what it does not find.
-const STEPS: [(Kind, Of); 10] = [
-    (Kind::Group, Of::Us),
-    (Kind::ConfigMap, Of::Us),
-    (Kind::Revision, Of::StatefulSets),
-    (Kind::Pod, Of::StatefulSets),
-    (Kind::StatefulSet, Of::Us),
-    (Kind::Set, Of::Us),
-    (Kind::Instance, Of::Us),
-    (Kind::Revision, Of::Us),
-    (Kind::Service, Of::Us),
-    (Kind::Pod, Of::Us),
+const STEPS: [(ResourceKind, ResourceOwner); 10] = [
+    (ResourceKind::Group, ResourceOwner::Us),
+    (ResourceKind::ConfigMap, ResourceOwner::Us),
+    (ResourceKind::Revision, ResourceOwner::StatefulSets),
+    (ResourceKind::Pod, ResourceOwner::StatefulSets),
+    (ResourceKind::StatefulSet, ResourceOwner::Us),
+    (ResourceKind::Set, ResourceOwner::Us),
+    (ResourceKind::Instance, ResourceOwner::Us),
+    (ResourceKind::Revision, ResourceOwner::Us),
+    (ResourceKind::Service, ResourceOwner::Us),
+    (ResourceKind::Pod, ResourceOwner::Us),
 ];
 
 /// Whose an object is.
 #[derive(Clone, Copy, PartialEq)]
-enum Of {
+enum ResourceOwner {
     Us,
     StatefulSets,
 }
 
-impl Of {
-    fn whom(object: &Value) -> Self {
+impl ResourceOwner {
+    fn of_object(object: &Value) -> Self {
         let mut owners = object["metadata"]["ownerReferences"].as_array().into_iter().flatten();
         let is_one = owners.any(|owner| owner["kind"] == "StatefulSet" && owner["controller"] == true);
         if is_one { Self::StatefulSets } else { Self::Us }
@@ -48,25 +48,25 @@ impl Of {
 }
 
 /// Stores what was recorded, with the UIDs that the objects get now.
-struct Restored {
+struct SnapshotRestorer {
     client: Client,
     /// By what they were.
     uids: BTreeMap<String, String>,
 }
 
-impl Restored {
+impl SnapshotRestorer {
     async fn folder(&mut self, group: &str) {
         for (kind, of) in STEPS {
             let path = Path::new(RECORDED).join(group).join(format!("{}.yaml", kind.resource().plural));
             let Ok(text) = std::fs::read_to_string(path) else { continue };
             let objects: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
-            for object in objects.iter().filter(|object| Of::whom(object) == of) {
+            for object in objects.iter().filter(|object| ResourceOwner::of_object(object) == of) {
                 self.object(kind, object).await;
             }
         }
     }
 
-    async fn object(&mut self, kind: Kind, recorded: &Value) {
+    async fn object(&mut self, kind: ResourceKind, recorded: &Value) {
         let mut text = recorded.to_string();
         for (old, new) in &self.uids {
             text = text.replace(old, new);
@@ -78,12 +78,12 @@ impl Restored {
         let old = metadata.remove("uid").unwrap();
         let generation = metadata.remove("generation");
         metadata.remove("resourceVersion");
-        if Of::whom(recorded) == Of::StatefulSets {
+        if ResourceOwner::of_object(recorded) == ResourceOwner::StatefulSets {
             metadata.remove("ownerReferences");
         }
         match kind {
-            Kind::Pod => object["spec"]["nodeName"] = format!("node-{NAMESPACE}").into(),
-            Kind::Service => drop(object["spec"].as_object_mut().unwrap().remove("clusterIPs")),
+            ResourceKind::Pod => object["spec"]["nodeName"] = format!("node-{NAMESPACE}").into(),
+            ResourceKind::Service => drop(object["spec"].as_object_mut().unwrap().remove("clusterIPs")),
             _ => {}
         }
         let mut status = object["status"].take();
@@ -91,7 +91,7 @@ impl Restored {
         let created: DynamicObject = serde_json::from_value(object).unwrap();
         let created = api.create(&PostParams::default(), &created).await.unwrap();
         self.uids.insert(old.as_str().unwrap().to_owned(), created.metadata.uid.unwrap());
-        if status.is_null() || kind == Kind::Service {
+        if status.is_null() || kind == ResourceKind::Service {
             return;
         }
         // Generations begin anew.
@@ -128,14 +128,14 @@ async fn what_upstream_left_behind_runs_on_and_is_updated_in_place() {
     let plane = ControlPlane::start().await.unwrap();
     let client = Client::try_from(plane.config(NAMESPACE).await.unwrap()).unwrap();
     install(&client).await;
-    let mut restored = Restored { client: client.clone(), uids: BTreeMap::new() };
+    let mut restored = SnapshotRestorer { client: client.clone(), uids: BTreeMap::new() };
     for folder in ["v1alpha1-ris", "v1alpha2-pd-mooncake", "v1alpha2-stateless-lw"] {
         restored.folder(folder).await;
     }
     let before = states(&pods(&client).await);
     assert_eq!(before.len(), 21);
-    let _kubelet = Kubelet::start(client.clone(), NAMESPACE, Pace::default()).await.unwrap();
-    let options = Options { kubeconfig: Some(plane.kubeconfig()), ..Options::default() };
+    let _kubelet = FakeKubelet::start(client.clone(), NAMESPACE, KubeletTimings::default()).await.unwrap();
+    let options = OperatorOptions { kubeconfig: Some(plane.kubeconfig()), ..OperatorOptions::default() };
     let story = async {
         let groups = [
             ("sglang-pd-with-mooncake-demo", "mooncake-store"),
@@ -160,7 +160,7 @@ async fn what_upstream_left_behind_runs_on_and_is_updated_in_place() {
             assert_eq!((&uid, (restarts, image.as_str())), (old_uid, expected), "{name}");
         }
     };
-    beside(options, story).await;
+    run_with_operator(options, story).await;
 }
 
 async fn update(client: &Client, group: &str, role: &str) {

@@ -4,20 +4,20 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::{Api, Patch, PatchParams, PostParams};
-use moongate_testkit::{Kubelet, Pace};
+use moongate_testkit::{FakeKubelet, KubeletTimings};
 use rbg_api::v1alpha2::RoleBasedGroup;
-use rbg_api::{ClusterFile, keys};
+use rbg_api::{DiscoveryFile, keys};
 use serde_json::{Value, json};
 
 use super::nodes::{node, select};
-use super::stage::Stage;
+use super::test_operator::TestOperator;
 use super::{eventually, group, pods, role, settled};
 
 const LADDER: &str = "node, rack=rack, zone=zone";
 
 /// Two zones of two racks of two nodes: `1a0` is in zone 1 and rack a. Nothing but the scheduler binds pods to them.
-async fn nodes(name: &str, room: u32) -> Stage {
-    let mut stage = Stage::begin(name).await;
+async fn nodes(name: &str, room: u32) -> TestOperator {
+    let mut stage = TestOperator::begin(name).await;
     stage.kubelet = None;
     for (zone, rack) in [("1", "a"), ("1", "b"), ("2", "c"), ("2", "d")] {
         for host in ["0", "1"] {
@@ -25,7 +25,7 @@ async fn nodes(name: &str, room: u32) -> Stage {
             node(&stage.client, name, &format!("{zone}{rack}{host}"), labels, room).await;
         }
     }
-    stage.kubelet = Some(Kubelet::of_scheduled(stage.client.clone(), Pace::default()));
+    stage.kubelet = Some(FakeKubelet::start_for_scheduled(stage.client.clone(), KubeletTimings::default()));
     stage
 }
 
@@ -59,7 +59,7 @@ fn domains(places: &BTreeMap<String, Vec<String>>, letters: usize) -> BTreeSet<&
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_is_packed_into_a_rack_and_its_roles_are_spread_over_the_nodes() {
+async fn group_packs_into_a_rack_and_roles_spread_over_nodes() {
     let stage = nodes("packed", 20).await;
     let groups: Api<RoleBasedGroup> = stage.api();
     groups.create(&PostParams::default(), &with_ladder(roles("packed", 2))).await.unwrap();
@@ -73,24 +73,24 @@ async fn a_group_is_packed_into_a_rack_and_its_roles_are_spread_over_the_nodes()
 }
 
 /// Waits until the discovery file and the pods themselves say where they run.
-async fn is_told(stage: &Stage) {
+async fn is_told(stage: &TestOperator) {
     let files: Api<ConfigMap> = stage.api();
     let file = eventually("the file has every place", async || {
         let text = files.get("g").await.unwrap().data.unwrap()["config.yaml"].clone();
-        let file = serde_saphyr::from_str::<ClusterFile>(&text).unwrap().resolve().unwrap();
+        let file = serde_saphyr::from_str::<DiscoveryFile>(&text).unwrap().resolve().unwrap();
         let mut all = file.roles.iter().flat_map(|role| &role.instances);
-        all.all(|instance| instance.place.node.is_some()).then_some(file)
+        all.all(|instance| instance.location.node.is_some()).then_some(file)
     })
     .await;
     let pods = pods(&stage.client).await;
     for instance in file.roles.iter().flat_map(|role| &role.instances) {
         let name = instance.address.split('.').next();
         let pod = pods.iter().find(|pod| pod.metadata.name.as_deref() == name).unwrap();
-        assert_eq!(pod.spec.as_ref().unwrap().node_name, instance.place.node);
+        assert_eq!(pod.spec.as_ref().unwrap().node_name, instance.location.node);
         let annotations = pod.metadata.annotations.as_ref().unwrap();
-        assert_eq!(annotations.get(keys::RACK), instance.place.rack.as_ref());
-        assert_eq!(annotations.get(keys::ZONE), instance.place.zone.as_ref());
-        assert!(instance.place.zone.is_some() && instance.place.nvlink_domain.is_none());
+        assert_eq!(annotations.get(keys::RACK), instance.location.rack.as_ref());
+        assert_eq!(annotations.get(keys::ZONE), instance.location.zone.as_ref());
+        assert!(instance.location.zone.is_some() && instance.location.nvlink_domain.is_none());
     }
 }
 
@@ -119,7 +119,7 @@ async fn a_group_whose_best_place_is_full_goes_to_the_next_best() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_of_a_leader_worker_set_follow_their_leader_inside_the_domain_that_the_group_has_for_itself() {
+async fn workers_follow_their_leader_in_the_exclusive_domain() {
     let stage = nodes("leaders", 20).await;
     let mut wanted = roles("leaders", 1);
     let template = wanted[0]["standalonePattern"]["template"].clone();
@@ -134,8 +134,8 @@ async fn pods_of_a_leader_worker_set_follow_their_leader_inside_the_domain_that_
     annotations.insert(keys::TOPOLOGY_NEAR.to_owned(), "lws:decode".to_owned());
     object.metadata.namespace = Some(stage.namespace.name.clone());
     // Its controller is not here: its pods are made as it would make them.
-    let profiles = moongate_render::Profiles::new();
-    let rendered = moongate_render::Group::new(&object, &profiles, Default::default()).unwrap();
+    let profiles = moongate_render::RuntimeProfiles::new();
+    let rendered = moongate_render::GroupRenderer::new(&object, &profiles, Default::default()).unwrap();
     let role = rendered.role(&object.spec.roles[3]).unwrap();
     let target = moongate_render::RoleTarget::of(&object.spec.roles[3]);
     let set = serde_json::to_value(role.workload(&target, &Default::default()).unwrap()).unwrap();

@@ -4,41 +4,43 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ResourceQuota;
 use kube::api::{Api, PostParams};
-use moongate_operator::Options;
-use moongate_telemetry::{TelemetryOptions, Traces};
-use moongate_testkit::{ControlPlane, Kubelet, Namespace, Pace};
+use moongate_operator::OperatorOptions;
+use moongate_telemetry::{TelemetryArgs, Tracer};
+use moongate_testkit::{ControlPlane, FakeKubelet, KubeletTimings, TestNamespace};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::json;
 
-use super::collector::{Collector, hex, named, told};
-use super::{PATIENCE, beside, eventually, group, install, role, settled};
+use super::collector::{TestCollector, attribute_text, hex, spans_named};
+use super::{TEST_TIMEOUT, eventually, group, install, role, run_with_operator, settled};
 
 const WRITES: [&str; 5] = ["apply", "create", "replace", "patch", "delete"];
 
 /// What an operator has told the collector while the story went on, of which this share is sampled.
-async fn traced(name: &str, share: f64, story: impl AsyncFnOnce(&Namespace)) -> Vec<Span> {
-    let mut collector = Collector::start().await;
-    let options = TelemetryOptions {
+async fn traced(name: &str, share: f64, story: impl AsyncFnOnce(&TestNamespace)) -> Vec<Span> {
+    let mut collector = TestCollector::start().await;
+    let options = TelemetryArgs {
         otlp_endpoint: Some(collector.endpoint.clone()),
         trace_sample_ratio: share,
         // Nothing is kept for having taken long.
         trace_slow: Duration::ZERO,
-        ..TelemetryOptions::default()
+        ..TelemetryArgs::default()
     };
-    let traces = Traces::start(&options, "moongate-operator").unwrap();
+    let traces = Tracer::start(&options, "moongate-operator").unwrap();
     let plane = ControlPlane::shared().await.unwrap();
     let namespace = plane.namespace(name).await.unwrap();
     install(&namespace.client).await;
-    let _kubelet = Kubelet::start(namespace.client.clone(), &namespace.name, Pace::default()).await.unwrap();
-    let options = Options {
+    let _kubelet = FakeKubelet::start(namespace.client.clone(), &namespace.name, KubeletTimings::default())
+        .await
+        .unwrap();
+    let options = OperatorOptions {
         kubeconfig: Some(plane.kubeconfig()),
         namespace: Some(namespace.name.clone()),
         traces: traces.clone(),
-        ..Options::default()
+        ..OperatorOptions::default()
     };
-    beside(options, story(&namespace)).await;
-    traces.shutdown(PATIENCE).await.unwrap();
+    run_with_operator(options, story(&namespace)).await;
+    traces.shutdown(TEST_TIMEOUT).await.unwrap();
     let spans = collector.spans();
     namespace.delete().await.unwrap();
     spans
@@ -49,7 +51,7 @@ fn children<'a>(spans: &'a [Span], root: &Span) -> Vec<&'a Span> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_look_that_leads_to_something_is_a_trace_with_its_plan_and_its_writes() {
+async fn effective_reconcile_is_a_trace_with_plan_and_writes() {
     let spans = traced("traces", 1.0, async |namespace| {
         let groups: Api<RoleBasedGroup> = Api::default_namespaced(namespace.client.clone());
         groups.create(&PostParams::default(), &group(json!([role("a", 1, "engine:1")]))).await.unwrap();
@@ -65,31 +67,35 @@ async fn each_look_that_leads_to_something_is_a_trace_with_its_plan_and_its_writ
         assert!(own.iter().all(|span| span.trace_id == root.trace_id));
         assert!(writes.iter().all(|span| span.end_time_unix_nano <= root.end_time_unix_nano));
         assert!(!writes.is_empty(), "a look that finds nothing to do leaves no trace: {root:?}");
-        if told(&root.attributes, "error.type").is_empty() {
-            assert_eq!(told(&root.attributes, "moongate.steps"), writes.len().to_string());
+        if attribute_text(&root.attributes, "error.type").is_empty() {
+            assert_eq!(attribute_text(&root.attributes, "moongate.steps"), writes.len().to_string());
         }
-        assert_eq!(root.name, format!("reconcile {}", told(&root.attributes, "moongate.kind")));
-        assert_eq!(told(&root.attributes, "moongate.group"), "g", "{root:?}");
-        assert!(told(&root.attributes, "k8s.namespace.name").starts_with("traces"), "{root:?}");
+        assert_eq!(root.name, format!("reconcile {}", attribute_text(&root.attributes, "moongate.kind")));
+        assert_eq!(attribute_text(&root.attributes, "moongate.group"), "g", "{root:?}");
+        assert!(attribute_text(&root.attributes, "k8s.namespace.name").starts_with("traces"), "{root:?}");
     }
     let is_pod = |span: &&&Span| {
-        told(&span.attributes, "moongate.kind") == "Pod" && told(&span.attributes, "moongate.name") == "g-a-0"
+        attribute_text(&span.attributes, "moongate.kind") == "Pod"
+            && attribute_text(&span.attributes, "moongate.name") == "g-a-0"
     };
-    let creates = named(&spans, "create");
+    let creates = spans_named(&spans, "create");
     let made: Vec<_> = creates.iter().filter(is_pod).collect();
     assert_eq!(made.len(), 1, "{creates:?}");
     let made = made[0];
-    assert_eq!(told(&made.attributes, "moongate.reason"), "pod g-a-0 is missing");
-    assert_eq!(told(&made.attributes, "moongate.status"), "false");
+    assert_eq!(attribute_text(&made.attributes, "moongate.reason"), "pod g-a-0 is missing");
+    assert_eq!(attribute_text(&made.attributes, "moongate.status"), "false");
     let root = roots.iter().find(|root| hex(&root.span_id) == hex(&made.parent_span_id)).unwrap();
     assert_eq!(
-        (root.name.as_str(), told(&root.attributes, "moongate.name").as_str()),
+        (root.name.as_str(), attribute_text(&root.attributes, "moongate.name").as_str()),
         ("reconcile RoleInstance", "g-a-0")
     );
     // The gate is opened by a write to the pod's status.
-    let patches = named(&spans, "patch");
+    let patches = spans_named(&spans, "patch");
     let gates: Vec<_> = patches.iter().filter(is_pod).collect();
-    assert!(gates.iter().any(|span| told(&span.attributes, "moongate.status") == "true"), "{patches:?}");
+    assert!(
+        gates.iter().any(|span| attribute_text(&span.attributes, "moongate.status") == "true"),
+        "{patches:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -114,12 +120,13 @@ async fn a_refused_write_is_told_whatever_is_sampled() {
     assert!(!roots.is_empty());
     for root in roots {
         assert_eq!(root.name, "reconcile RoleInstance", "nothing else has failed: {root:?}");
-        assert_eq!(told(&root.attributes, "moongate.kept"), "error");
-        assert_eq!(told(&root.attributes, "error.type"), "Forbidden");
+        assert_eq!(attribute_text(&root.attributes, "moongate.kept"), "error");
+        assert_eq!(attribute_text(&root.attributes, "error.type"), "Forbidden");
         let own = children(&spans, root);
-        let refused = own.iter().find(|span| !told(&span.attributes, "error.type").is_empty()).unwrap();
+        let refused =
+            own.iter().find(|span| !attribute_text(&span.attributes, "error.type").is_empty()).unwrap();
         assert_eq!(
-            (refused.name.as_str(), told(&refused.attributes, "moongate.kind").as_str()),
+            (refused.name.as_str(), attribute_text(&refused.attributes, "moongate.kind").as_str()),
             ("create", "Pod")
         );
         assert!(refused.status.as_ref().unwrap().message.contains("exceeded quota"), "{refused:?}");

@@ -7,10 +7,10 @@ use rbg_api::keys;
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupWarmup};
 use serde_json::{Value, json};
 
-use super::stage::Stage;
+use super::test_operator::TestOperator;
 use super::{eventually, group, pods, role, settled};
 
-async fn made(stage: &Stage, name: &str, spec: Value) -> RoleBasedGroupWarmup {
+async fn made(stage: &TestOperator, name: &str, spec: Value) -> RoleBasedGroupWarmup {
     let warmups: Api<RoleBasedGroupWarmup> = stage.api();
     let warmup = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleBasedGroupWarmup",
         "metadata": { "name": name }, "spec": spec });
@@ -30,7 +30,7 @@ fn warmed(pods: &[Pod], name: &str) -> Vec<Pod> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_are_warmed_up_and_the_events_say_so() {
-    let stage = Stage::begin("warmup").await;
+    let stage = TestOperator::begin("warmup").await;
     let groups: Api<RoleBasedGroup> = stage.api();
     groups.create(&PostParams::default(), &group(json!([role("a", 1, "engine:1")]))).await.unwrap();
     settled(&groups).await;

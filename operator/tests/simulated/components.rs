@@ -1,10 +1,10 @@
 //! Components of one instance that wait for each other.
 
-use moongate_operator::Kind;
-use moongate_operator::forecast::Server;
+use moongate_operator::ResourceKind;
+use moongate_operator::forecast::SimulatedApiServer;
 use serde_json::{Value, json};
 
-use crate::simulation::Simulation;
+use crate::simulation::OperatorSimulation;
 use crate::{is, names, pods, server, template, unsettled};
 
 fn component(name: &str, size: i32, depends_on: &Value) -> Value {
@@ -12,36 +12,36 @@ fn component(name: &str, size: i32, depends_on: &Value) -> Value {
         "annotations": { "rolebasedgroup.workloads.x-k8s.io/component-depends-on": depends_on.to_string() } })
 }
 
-fn made(components: Value, look: impl FnMut(&Server)) -> Simulation {
-    let mut cluster = Simulation::new(server(), 5);
+fn made(components: Value, look: impl FnMut(&SimulatedApiServer)) -> OperatorSimulation {
+    let mut cluster = OperatorSimulation::new(server(), 5);
     let role = json!({ "name": "r", "replicas": 1, "customComponentsPattern": { "components": components } });
-    cluster.create(Kind::Group, json!({ "metadata": { "name": "g" }, "spec": { "roles": [role] } }));
+    cluster.create(ResourceKind::Group, json!({ "metadata": { "name": "g" }, "spec": { "roles": [role] } }));
     cluster.run(look);
     assert_eq!(unsettled(&cluster.server), [""; 0]);
     cluster
 }
 
 #[test]
-fn a_component_starts_when_those_before_it_are_up_and_ends_before_them() {
+fn components_start_in_order_and_end_in_reverse() {
     let engine = component("engine", 2, &json!({}));
     let router = component("router", 2, &json!({ "startAfter": ["engine"] }));
     let mut cluster = made(json!([router, engine]), |server| {
-        let up = server.all(Kind::Pod).filter(|pod| is(pod, "ContainersReady", "True"));
+        let up = server.all(ResourceKind::Pod).filter(|pod| is(pod, "ContainersReady", "True"));
         let engines = up.filter(|pod| pod["metadata"]["name"].as_str().unwrap().contains("engine")).count();
-        let routers = names(server, Kind::Pod).iter().filter(|name| name.contains("router")).count();
+        let routers = names(server, ResourceKind::Pod).iter().filter(|name| name.contains("router")).count();
         assert!(routers == 0 || engines == 2, "{routers} routers beside {engines} engines");
     });
-    cluster.edit(Kind::Instance, "g-r-0", |instance| {
+    cluster.edit(ResourceKind::Instance, "g-r-0", |instance| {
         for component in instance["spec"]["components"].as_array_mut().unwrap() {
             component["size"] = 1.into();
         }
     });
     cluster.run(|server| {
-        let names = names(server, Kind::Pod);
+        let names = names(server, ResourceKind::Pod);
         let has = |name: &str| names.iter().any(|one| one == name);
         assert!(has("g-r-0-engine-1") || !has("g-r-0-router-1"), "{names:?}");
     });
-    assert_eq!(names(&cluster.server, Kind::Pod), ["g-r-0-engine-0", "g-r-0-router-0"]);
+    assert_eq!(names(&cluster.server, ResourceKind::Pod), ["g-r-0-engine-0", "g-r-0-router-0"]);
 }
 
 #[test]

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use moongate_operator::Kind;
-use moongate_operator::forecast::Server;
-use rbg_api::conversion::{Version, convert};
+use moongate_operator::ResourceKind;
+use moongate_operator::forecast::SimulatedApiServer;
+use rbg_api::conversion::{ApiVersion, convert};
 use serde_json::Value;
 
-use crate::simulation::Simulation;
+use crate::simulation::OperatorSimulation;
 use crate::{documents, names, unsettled};
 
 const TESTDATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata");
@@ -24,16 +24,17 @@ fn groups() -> Vec<(PathBuf, Value)> {
                 folders.push(path);
                 continue;
             }
-            let groups = documents(&path).into_iter().filter(|object| object["kind"] == Kind::Group.name());
-            found.extend(groups.map(|group| (path.clone(), convert(&group, Version::V1alpha2).unwrap())));
+            let groups =
+                documents(&path).into_iter().filter(|object| object["kind"] == ResourceKind::Group.name());
+            found.extend(groups.map(|group| (path.clone(), convert(&group, ApiVersion::V1alpha2).unwrap())));
         }
     }
     found
 }
 
-fn applied(group: Value) -> Server {
-    let mut cluster = Simulation::new(crate::server(), 1);
-    cluster.create(Kind::Group, group);
+fn applied(group: Value) -> SimulatedApiServer {
+    let mut cluster = OperatorSimulation::new(crate::server(), 1);
+    cluster.create(ResourceKind::Group, group);
     cluster.run(|_| {});
     cluster.server
 }
@@ -58,17 +59,23 @@ fn every_group_converges() {
 #[test]
 fn the_recorded_groups_get_the_recorded_objects() {
     for group in ["v1alpha2-pd-mooncake", "v1alpha2-stateless-lw"] {
-        let recorded = |kind: Kind| {
+        let recorded = |kind: ResourceKind| {
             let path = Path::new(TESTDATA)
                 .join("recorded")
                 .join(group)
                 .join(format!("{}.yaml", kind.resource().plural));
             documents(&path)
         };
-        let mut object = recorded(Kind::Group).remove(0);
+        let mut object = recorded(ResourceKind::Group).remove(0);
         object.as_object_mut().unwrap().remove("status");
         let server = applied(object);
-        for kind in [Kind::ConfigMap, Kind::Service, Kind::Set, Kind::Instance, Kind::Pod] {
+        for kind in [
+            ResourceKind::ConfigMap,
+            ResourceKind::Service,
+            ResourceKind::Set,
+            ResourceKind::Instance,
+            ResourceKind::Pod,
+        ] {
             let recorded = recorded(kind)
                 .into_iter()
                 .map(|object| object["metadata"]["name"].as_str().unwrap().to_owned());

@@ -1,10 +1,10 @@
 //! Pods that are made together, and anew together.
 
-use moongate_operator::Kind;
+use moongate_operator::ResourceKind;
 use rbg_api::keys;
 use serde_json::{Value, json};
 
-use crate::simulation::Simulation;
+use crate::simulation::OperatorSimulation;
 use crate::{condition, names, pods, role, server, template, unsettled, up};
 
 /// A leader and two workers; workers have a variable of this value.
@@ -18,16 +18,17 @@ fn workers(gang: bool, value: &str) -> Value {
 }
 
 #[test]
-fn what_one_pod_of_a_gang_cannot_become_in_place_all_become_together() {
+fn gang_is_recreated_if_one_pod_cannot_update_in_place() {
     for (gang, expected) in [(false, 2), (true, 3)] {
         let mut cluster = up(workers(gang, "1"), 1);
         let before = pods(&cluster.server);
-        cluster.edit(Kind::Group, "g", |group| group["spec"]["roles"] = workers(gang, "2"));
+        cluster.edit(ResourceKind::Group, "g", |group| group["spec"]["roles"] = workers(gang, "2"));
         cluster.run(|server| {
             let now = pods(server);
             let is_new = |name: &String| now.get(name).is_some_and(|pod| pod.0 != before[name].0);
             let new = before.keys().filter(|name| is_new(name)).count();
-            let ending = server.all(Kind::Pod).any(|pod| pod["metadata"].get("deletionTimestamp").is_some());
+            let ending =
+                server.all(ResourceKind::Pod).any(|pod| pod["metadata"].get("deletionTimestamp").is_some());
             assert!(!gang || new == 0 || !ending, "some are made while others end");
         });
         assert_eq!(unsettled(&cluster.server), [""; 0]);
@@ -37,36 +38,36 @@ fn what_one_pod_of_a_gang_cannot_become_in_place_all_become_together() {
 
 #[test]
 fn a_group_that_is_a_gang_is_made_at_once() {
-    let mut cluster = Simulation::new(server(), 1);
+    let mut cluster = OperatorSimulation::new(server(), 1);
     let mut second = role("b", 1, "i:1");
     second["dependencies"] = json!(["a"]);
     let spec = json!({ "roles": [role("a", 1, "broken:1"), second] });
     let annotations = json!({ keys::GANG_SCHEDULING: "true" });
     cluster.create(
-        Kind::Group,
+        ResourceKind::Group,
         json!({ "metadata": { "name": "g", "annotations": annotations }, "spec": spec }),
     );
     cluster.run(|_| {});
     assert_eq!(
-        names(&cluster.server, Kind::Pod),
+        names(&cluster.server, ResourceKind::Pod),
         ["g-a-0", "g-b-0"],
         "the second does not wait for the first"
     );
-    let instance = cluster.server.get(Kind::Instance, "g-b-0").unwrap();
+    let instance = cluster.server.get(ResourceKind::Instance, "g-b-0").unwrap();
     assert_eq!(instance["metadata"]["annotations"][keys::INSTANCE_GANG_SCHEDULING], "true");
 }
 
 #[test]
 fn a_group_is_one_kind_of_gang_only() {
-    let mut cluster = Simulation::new(server(), 1);
+    let mut cluster = OperatorSimulation::new(server(), 1);
     let annotations = json!({ keys::GANG_SCHEDULING: "true", keys::INSTANCE_GANG_SCHEDULING: "true" });
     let spec = json!({ "roles": [role("a", 1, "i:1")] });
     cluster.create(
-        Kind::Group,
+        ResourceKind::Group,
         json!({ "metadata": { "name": "g", "annotations": annotations }, "spec": spec }),
     );
     cluster.run(|_| {});
-    let ready = condition(cluster.server.get(Kind::Group, "g").unwrap(), "Ready").unwrap();
+    let ready = condition(cluster.server.get(ResourceKind::Group, "g").unwrap(), "Ready").unwrap();
     assert_eq!(ready["reason"], "InvalidSpec");
     assert!(ready["message"].as_str().unwrap().contains("exclude each other"), "{ready}");
     assert!(pods(&cluster.server).is_empty());

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use moongate_operator::Kind;
-use moongate_operator::forecast::Server;
+use moongate_operator::ResourceKind;
+use moongate_operator::forecast::SimulatedApiServer;
 use rbg_api::keys;
 use serde_json::{Value, json};
 
-use crate::simulation::Simulation;
+use crate::simulation::OperatorSimulation;
 use crate::{condition, pods, template, unsettled, up};
 
 /// Pods with hooks: ordered, without order, and a leader that has some with a worker that has none.
@@ -24,8 +24,8 @@ fn roles(image: &str) -> Value {
     json!([role("o", &hooks), role("u", &unordered), together])
 }
 
-fn edit(cluster: &mut Simulation, edit: impl Fn(&mut Value)) {
-    cluster.edit(Kind::Group, "g", |group| {
+fn edit(cluster: &mut OperatorSimulation, edit: impl Fn(&mut Value)) {
+    cluster.edit(ResourceKind::Group, "g", |group| {
         for role in group["spec"]["roles"].as_array_mut().unwrap() {
             for pattern in ["standalonePattern", "leaderWorkerPattern"] {
                 if let Some(pattern) = role.get_mut(pattern) {
@@ -36,54 +36,59 @@ fn edit(cluster: &mut Simulation, edit: impl Fn(&mut Value)) {
     });
 }
 
-fn update(cluster: &mut Simulation, image: &str) {
+fn update(cluster: &mut OperatorSimulation, image: &str) {
     edit(cluster, |template| template["spec"]["containers"][0]["image"] = image.into());
 }
 
 /// Pods that have no hooks are restarted with those that have.
-fn check(server: &Server) {
+fn check(server: &SimulatedApiServer) {
     let restarts = |name: &str| pods(server).get(name).map_or(0, |pod| pod.1);
     assert!(restarts("g-t-0-1") <= restarts("g-t-0-0") || drained(server, "g-t-0-0"));
 }
 
-fn drained(server: &Server, pod: &str) -> bool {
-    let state = server.get(Kind::Pod, pod).unwrap()["metadata"]["annotations"]
+fn drained(server: &SimulatedApiServer, pod: &str) -> bool {
+    let state = server.get(ResourceKind::Pod, pod).unwrap()["metadata"]["annotations"]
         ["rbg.workloads.x-k8s.io/inplace-update-state"]
         .as_str()
         .unwrap_or_default();
     state.contains("Settling") || state.contains("Settled")
 }
 
-fn is_updated_once(cluster: &mut Simulation, what: &str) {
+fn is_updated_once(cluster: &mut OperatorSimulation, what: &str) {
     let before = pods(&cluster.server);
     assert_eq!(before.len(), 6);
     update(cluster, "i:2");
     cluster.run(check);
     assert_eq!(unsettled(&cluster.server), [""; 0], "{what}");
-    assert_eq!(cluster.answers.wrong, [""; 0], "{what}");
-    assert_eq!(cluster.answers.left_unsettled(), 0, "{what}");
+    assert_eq!(cluster.hooks.violations, [""; 0], "{what}");
+    assert_eq!(cluster.hooks.left_unsettled(), 0, "{what}");
     assert_eq!(cluster.ended.iter().collect::<Vec<_>>(), [""; 0], "{what}");
     for (name, (uid, restarts, image)) in pods(&cluster.server) {
         assert_eq!((&uid, restarts, image.as_str()), (&before[&name].0, 1, "i:2"), "{what}: {name}");
     }
-    let group = cluster.server.get(Kind::Group, "g").unwrap();
+    let group = cluster.server.get(ResourceKind::Group, "g").unwrap();
     assert_eq!(condition(group, "WaitingForHooks").unwrap()["reason"], "NobodyWaits", "{what}");
 }
 
 #[test]
-fn killed_after_a_write_or_an_answer_pods_drain_first_and_settle_before_the_next() {
+fn pods_drain_and_settle_in_turn_after_any_kill() {
     let ready = up(roles("i:1"), 1).server;
-    let mut whole = Simulation::new(ready.clone(), 7);
+    let mut whole = OperatorSimulation::new(ready.clone(), 7);
     is_updated_once(&mut whole, "undisturbed");
-    assert!(whole.writes > 40 && whole.answers.given > 20, "{} and {}", whole.writes, whole.answers.given);
+    assert!(
+        whole.writes > 40 && whole.hooks.response_count > 20,
+        "{} and {}",
+        whole.writes,
+        whole.hooks.response_count
+    );
     for killed_after in (1..=whole.writes).step_by(7) {
-        let mut cluster = Simulation::new(ready.clone(), 7);
-        cluster.killed_after = Some(killed_after);
+        let mut cluster = OperatorSimulation::new(ready.clone(), 7);
+        cluster.kill_after_writes = Some(killed_after);
         is_updated_once(&mut cluster, &format!("killed after write {killed_after}"));
     }
-    for killed_after in (1..=whole.answers.given).step_by(7) {
-        let mut cluster = Simulation::new(ready.clone(), 7);
-        cluster.killed_after_answer = Some(killed_after);
+    for killed_after in (1..=whole.hooks.response_count).step_by(7) {
+        let mut cluster = OperatorSimulation::new(ready.clone(), 7);
+        cluster.kill_after_responses = Some(killed_after);
         is_updated_once(&mut cluster, &format!("killed after answer {killed_after}"));
     }
 }
@@ -92,21 +97,21 @@ fn killed_after_a_write_or_an_answer_pods_drain_first_and_settle_before_the_next
 fn whatever_writes_and_answers_are_lost_pods_drain_first() {
     let ready = up(roles("i:1"), 1).server;
     for seed in 0..8 {
-        let mut cluster = Simulation::new(ready.clone(), seed);
-        cluster.failing = 20;
+        let mut cluster = OperatorSimulation::new(ready.clone(), seed);
+        cluster.write_failure_percent = 20;
         is_updated_once(&mut cluster, &format!("seed {seed}"));
     }
 }
 
 #[test]
-fn pods_that_do_not_answer_are_waited_for_as_long_as_they_ask_for() {
-    let mut cluster = Simulation::new(up(roles("i:1"), 1).server, 3);
-    cluster.answers.deaf = true;
+fn unresponsive_pods_are_awaited_until_their_hook_timeout() {
+    let mut cluster = OperatorSimulation::new(up(roles("i:1"), 1).server, 3);
+    cluster.hooks.unresponsive = true;
     update(&mut cluster, "i:2");
     let begun = cluster.server.now;
     let mut waiting = Vec::new();
     cluster.run(|server| {
-        let group = server.get(Kind::Group, "g").unwrap();
+        let group = server.get(ResourceKind::Group, "g").unwrap();
         let now = condition(group, "WaitingForHooks").filter(|condition| condition["status"] == "True");
         waiting.extend(now.map(|condition| condition["message"].as_str().unwrap().to_owned()));
     });
@@ -119,7 +124,7 @@ fn pods_that_do_not_answer_are_waited_for_as_long_as_they_ask_for() {
     let took = Duration::try_from(cluster.server.now.duration_since(begun)).unwrap();
     // Two instances of a role one after the other, both hooks of each.
     assert!((120..200).contains(&took.as_secs()), "{took:?}");
-    let group = cluster.server.get(Kind::Group, "g").unwrap();
+    let group = cluster.server.get(ResourceKind::Group, "g").unwrap();
     let told = condition(group, "WaitingForHooks").unwrap();
     assert_eq!((told["status"].as_str(), told["reason"].as_str()), (Some("False"), Some("TimedOut")));
     let message = told["message"].as_str().unwrap();
@@ -128,9 +133,9 @@ fn pods_that_do_not_answer_are_waited_for_as_long_as_they_ask_for() {
 }
 
 /// Moves until the pod is asked to drain.
-fn until_it_drains(cluster: &mut Simulation, pod: &str) {
+fn until_it_drains(cluster: &mut OperatorSimulation, pod: &str) {
     for _ in 0..10_000 {
-        let live = cluster.server.get(Kind::Pod, pod).unwrap();
+        let live = cluster.server.get(ResourceKind::Pod, pod).unwrap();
         if live["metadata"]["annotations"].to_string().contains("Draining") {
             return;
         }
@@ -140,33 +145,33 @@ fn until_it_drains(cluster: &mut Simulation, pod: &str) {
 }
 
 #[test]
-fn an_update_that_is_taken_back_restarts_nobody_who_has_not_been() {
-    let mut cluster = Simulation::new(up(roles("i:1"), 1).server, 5);
+fn reverted_update_restarts_only_already_updated_pods() {
+    let mut cluster = OperatorSimulation::new(up(roles("i:1"), 1).server, 5);
     update(&mut cluster, "i:2");
-    cluster.answers.patience = usize::MAX;
+    cluster.hooks.not_ready_responses = usize::MAX;
     until_it_drains(&mut cluster, "g-o-1");
     update(&mut cluster, "i:1");
     cluster.run_for(300, |_| {});
-    cluster.answers.patience = 2;
+    cluster.hooks.not_ready_responses = 2;
     cluster.run(|_| {});
     assert_eq!(unsettled(&cluster.server), [""; 0]);
-    assert_eq!(cluster.answers.wrong, [""; 0]);
+    assert_eq!(cluster.hooks.violations, [""; 0]);
     let after = pods(&cluster.server);
     assert_eq!((after["g-o-1"].1, after["g-o-0"].1), (0, 0));
 }
 
 #[test]
 fn an_update_that_another_operator_carries_out_comes_to_its_end() {
-    let mut cluster = Simulation::new(up(roles("i:1"), 1).server, 6);
+    let mut cluster = OperatorSimulation::new(up(roles("i:1"), 1).server, 6);
     update(&mut cluster, "i:2");
-    cluster.answers.patience = usize::MAX;
+    cluster.hooks.not_ready_responses = usize::MAX;
     until_it_drains(&mut cluster, "g-o-1");
-    cluster.edit(Kind::Pod, "g-o-1", |pod| {
+    cluster.edit(ResourceKind::Pod, "g-o-1", |pod| {
         let annotations = pod["metadata"]["annotations"].as_object_mut().unwrap();
         annotations.remove("rbg.workloads.x-k8s.io/inplace-update-grace").unwrap();
         pod["spec"]["containers"][0]["image"] = "i:2".into();
     });
-    cluster.answers.patience = 2;
+    cluster.hooks.not_ready_responses = 2;
     cluster.run(|_| {});
     assert_eq!(unsettled(&cluster.server), [""; 0]);
     assert_eq!(pods(&cluster.server)["g-o-1"].1, 1);
@@ -174,15 +179,15 @@ fn an_update_that_another_operator_carries_out_comes_to_its_end() {
 
 #[test]
 fn a_pod_that_fails_or_is_deleted_is_waited_for_by_nobody() {
-    let mut cluster = Simulation::new(up(roles("i:1"), 1).server, 9);
+    let mut cluster = OperatorSimulation::new(up(roles("i:1"), 1).server, 9);
     update(&mut cluster, "i:2");
     until_it_drains(&mut cluster, "g-o-1");
-    cluster.answers.deaf = true;
-    cluster.edit(Kind::Pod, "g-o-1", |pod| pod["status"]["phase"] = "Failed".into());
+    cluster.hooks.unresponsive = true;
+    cluster.edit(ResourceKind::Pod, "g-o-1", |pod| pod["status"]["phase"] = "Failed".into());
     let begun = cluster.server.now;
     cluster.run_for(200, |_| {});
     assert!(cluster.ended.contains("g-o-1"));
-    cluster.delete(Kind::Group, "g");
+    cluster.delete(ResourceKind::Group, "g");
     cluster.run(|_| {});
     assert!(cluster.server.now.duration_since(begun).as_secs() < 30);
     assert_eq!(pods(&cluster.server).len(), 0);
@@ -190,12 +195,12 @@ fn a_pod_that_fails_or_is_deleted_is_waited_for_by_nobody() {
 
 #[test]
 fn a_pod_that_is_made_anew_drains_first() {
-    let mut cluster = Simulation::new(up(roles("i:1"), 1).server, 11);
+    let mut cluster = OperatorSimulation::new(up(roles("i:1"), 1).server, 11);
     let before = pods(&cluster.server);
     edit(&mut cluster, |template| template["spec"]["containers"][0]["args"] = json!(["--more"]));
     cluster.run(|_| {});
     assert_eq!(unsettled(&cluster.server), [""; 0]);
-    let mut undrained = cluster.answers.ended_undrained;
+    let mut undrained = cluster.hooks.ended_undrained;
     undrained.retain(|name| name != "g-t-0-1");
     assert_eq!(undrained, [""; 0]);
     for (name, (uid, ..)) in pods(&cluster.server) {
@@ -210,13 +215,13 @@ fn an_instance_that_is_made_anew_as_a_whole_drains_first() {
         role["rolloutStrategy"] =
             json!({ "type": "RollingUpdate", "rollingUpdate": { "type": "RecreatePod" } });
     }
-    let mut cluster = Simulation::new(up(roles, 1).server, 13);
+    let mut cluster = OperatorSimulation::new(up(roles, 1).server, 13);
     let before = pods(&cluster.server);
     update(&mut cluster, "i:2");
     cluster.run(|_| {});
     assert_eq!(unsettled(&cluster.server), [""; 0]);
-    assert!(cluster.answers.given > 10, "{}", cluster.answers.given);
-    let mut undrained = cluster.answers.ended_undrained;
+    assert!(cluster.hooks.response_count > 10, "{}", cluster.hooks.response_count);
+    let mut undrained = cluster.hooks.ended_undrained;
     undrained.retain(|name| name != "g-t-0-1");
     assert_eq!(undrained, [""; 0]);
     let after = pods(&cluster.server);

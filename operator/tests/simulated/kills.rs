@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use moongate_operator::Kind;
-use moongate_operator::forecast::Server;
+use moongate_operator::ResourceKind;
+use moongate_operator::forecast::SimulatedApiServer;
 use serde_json::{Value, json};
 
-use crate::simulation::Simulation;
+use crate::simulation::OperatorSimulation;
 use crate::{is, pods, role, server, template, unsettled, up};
 
 /// Ordered pods, pods without order that have time to drain, and pods that only serve together.
@@ -19,8 +19,8 @@ fn roles(image: &str) -> Value {
     json!([role("o", 2, image), drained, together])
 }
 
-fn update(cluster: &mut Simulation) {
-    cluster.edit(Kind::Group, "g", |group| {
+fn update(cluster: &mut OperatorSimulation) {
+    cluster.edit(ResourceKind::Group, "g", |group| {
         let roles = roles("i:2");
         for (role, new) in
             group["spec"]["roles"].as_array_mut().unwrap().iter_mut().zip(roles.as_array().unwrap())
@@ -35,9 +35,9 @@ fn update(cluster: &mut Simulation) {
 }
 
 /// Never two instances of a role are down at a time, one being what an update may cost.
-fn check(server: &Server) {
+fn check(server: &SimulatedApiServer) {
     let mut down: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for pod in server.all(Kind::Pod).filter(|pod| !is(pod, "Ready", "True")) {
+    for pod in server.all(ResourceKind::Pod).filter(|pod| !is(pod, "Ready", "True")) {
         let label = |key: &str| pod["metadata"]["labels"][key].as_str().unwrap();
         let down = down.entry(label(rbg_api::keys::ROLE_NAME)).or_default();
         let instance = label(rbg_api::keys::ROLE_INSTANCE_NAME);
@@ -48,7 +48,7 @@ fn check(server: &Server) {
     assert!(down.values().all(|instances| instances.len() <= 1), "{down:?}");
 }
 
-fn is_updated_once(cluster: &mut Simulation, what: &str) {
+fn is_updated_once(cluster: &mut OperatorSimulation, what: &str) {
     let before = pods(&cluster.server);
     assert_eq!(before.len(), 6);
     update(cluster);
@@ -62,14 +62,14 @@ fn is_updated_once(cluster: &mut Simulation, what: &str) {
 }
 
 #[test]
-fn killed_after_any_write_the_update_goes_on_and_restarts_each_pod_once() {
+fn update_survives_any_kill_and_restarts_each_pod_once() {
     let ready = up(roles("i:1"), 1).server;
-    let mut whole = Simulation::new(ready.clone(), 7);
+    let mut whole = OperatorSimulation::new(ready.clone(), 7);
     is_updated_once(&mut whole, "undisturbed");
     assert!(whole.writes > 40, "only {} writes", whole.writes);
     for killed_after in 1..=whole.writes {
-        let mut cluster = Simulation::new(ready.clone(), 7);
-        cluster.killed_after = Some(killed_after);
+        let mut cluster = OperatorSimulation::new(ready.clone(), 7);
+        cluster.kill_after_writes = Some(killed_after);
         is_updated_once(&mut cluster, &format!("killed after write {killed_after}"));
     }
 }
@@ -78,19 +78,21 @@ fn killed_after_any_write_the_update_goes_on_and_restarts_each_pod_once() {
 fn whatever_writes_fail_the_update_restarts_each_pod_once() {
     let ready = up(roles("i:1"), 1).server;
     for seed in 0..20 {
-        let mut cluster = Simulation::new(ready.clone(), seed);
-        cluster.failing = 30;
+        let mut cluster = OperatorSimulation::new(ready.clone(), seed);
+        cluster.write_failure_percent = 30;
         is_updated_once(&mut cluster, &format!("seed {seed}"));
     }
 }
 
 #[test]
-fn killed_after_any_write_a_group_is_made_with_as_many_pods_as_it_shall_have() {
+fn group_creation_survives_any_kill_with_the_right_pod_count() {
     for killed_after in 1..=60 {
-        let mut cluster = Simulation::new(server(), 3);
-        cluster.killed_after = Some(killed_after);
-        cluster
-            .create(Kind::Group, json!({ "metadata": { "name": "g" }, "spec": { "roles": roles("i:1") } }));
+        let mut cluster = OperatorSimulation::new(server(), 3);
+        cluster.kill_after_writes = Some(killed_after);
+        cluster.create(
+            ResourceKind::Group,
+            json!({ "metadata": { "name": "g" }, "spec": { "roles": roles("i:1") } }),
+        );
         cluster.run(|_| {});
         assert_eq!(unsettled(&cluster.server), [""; 0], "killed after write {killed_after}");
         assert_eq!(pods(&cluster.server).len(), 6, "killed after write {killed_after}");

@@ -1,7 +1,6 @@
 //! The operator's plans over a cluster in memory, where every order of events can be had, and had again.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
-mod answers;
 mod components;
 mod examples;
 mod gangs;
@@ -11,11 +10,12 @@ mod nodes;
 mod ports;
 mod pre_pull;
 mod restarts;
+mod simulated_hooks;
 mod simulation;
-mod stuck;
+mod status_truth;
+mod stuck_updates;
 mod takeover;
 mod topology;
-mod truth;
 mod warmup;
 mod writes;
 
@@ -23,29 +23,30 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use k8s_openapi::jiff::Timestamp;
-use moongate_operator::Kind;
-use moongate_operator::forecast::{Fate, Server};
+use moongate_operator::ResourceKind;
+use moongate_operator::forecast::{ContainerOutcome, SimulatedApiServer};
 use serde_json::{Value, json};
 
-use simulation::Simulation;
+use simulation::OperatorSimulation;
 
 /// A cluster without objects, in which some containers are called by what becomes of them.
-fn server() -> Server {
-    let mut server = Server::new(Timestamp::from_second(1_790_000_000).unwrap());
-    server.fate = |image| match image.split(':').next().unwrap() {
-        "broken" => Fate::Ends("Error", 1),
-        "shell-less" => Fate::Ends("StartError", 128),
-        "stuck" => Fate::Waits("CreateContainerError"),
-        "absent" => Fate::Waits("ImagePullBackOff"),
-        _ => Fate::Works,
+fn server() -> SimulatedApiServer {
+    let mut server = SimulatedApiServer::new(Timestamp::from_second(1_790_000_000).unwrap());
+    server.container_outcome = |image| match image.split(':').next().unwrap() {
+        "broken" => ContainerOutcome::Exits("Error", 1),
+        "shell-less" => ContainerOutcome::Exits("StartError", 128),
+        "stuck" => ContainerOutcome::NotStarted("CreateContainerError"),
+        "absent" => ContainerOutcome::NotStarted("ImagePullBackOff"),
+        _ => ContainerOutcome::Runs,
     };
     server
 }
 
 /// A cluster with a group that is up.
-fn up(roles: Value, seed: u64) -> Simulation {
-    let mut simulation = Simulation::new(server(), seed);
-    simulation.create(Kind::Group, json!({ "metadata": { "name": "g" }, "spec": { "roles": roles } }));
+fn up(roles: Value, seed: u64) -> OperatorSimulation {
+    let mut simulation = OperatorSimulation::new(server(), seed);
+    simulation
+        .create(ResourceKind::Group, json!({ "metadata": { "name": "g" }, "spec": { "roles": roles } }));
     simulation.run(|_| {});
     assert_eq!(unsettled(&simulation.server), [""; 0]);
     simulation
@@ -76,23 +77,23 @@ fn claims_settled(group: &Value) -> bool {
 }
 
 /// Groups that do not say so, and why.
-fn unsettled(server: &Server) -> Vec<String> {
-    let unsettled = server.all(Kind::Group).filter(|group| !claims_settled(group));
+fn unsettled(server: &SimulatedApiServer) -> Vec<String> {
+    let unsettled = server.all(ResourceKind::Group).filter(|group| !claims_settled(group));
     unsettled.map(|group| format!("{}: {}", group["metadata"]["name"], group["status"])).collect()
 }
 
 /// Pods by name: UID, restarts and image of the first container.
-fn pods(server: &Server) -> BTreeMap<String, (String, i64, String)> {
+fn pods(server: &SimulatedApiServer) -> BTreeMap<String, (String, i64, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let one = |pod: &Value| {
         let status = &pod["status"]["containerStatuses"][0];
         let restarts = status["restartCount"].as_i64().unwrap_or(0);
         (text(&pod["metadata"]["name"]), (text(&pod["metadata"]["uid"]), restarts, text(&status["image"])))
     };
-    server.all(Kind::Pod).map(one).collect()
+    server.all(ResourceKind::Pod).map(one).collect()
 }
 
-fn names(server: &Server, kind: Kind) -> Vec<String> {
+fn names(server: &SimulatedApiServer, kind: ResourceKind) -> Vec<String> {
     server.all(kind).map(|object| object["metadata"]["name"].as_str().unwrap().to_owned()).collect()
 }
 

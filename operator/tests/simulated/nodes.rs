@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use moongate_operator::Kind;
-use moongate_operator::forecast::Server;
+use moongate_operator::ResourceKind;
+use moongate_operator::forecast::SimulatedApiServer;
 use rbg_api::keys;
 use serde_json::{Value, json};
 
-use crate::simulation::Simulation;
+use crate::simulation::OperatorSimulation;
 use crate::{pods, role, template, unsettled, up};
 
 fn sticky(pattern: &str, mode: &str) -> Value {
@@ -17,41 +17,41 @@ fn sticky(pattern: &str, mode: &str) -> Value {
     json!([role])
 }
 
-fn nodes(server: &Server) -> BTreeMap<String, String> {
+fn nodes(server: &SimulatedApiServer) -> BTreeMap<String, String> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     server
-        .all(Kind::Pod)
+        .all(ResourceKind::Pod)
         .map(|pod| (text(&pod["metadata"]["name"]), text(&pod["spec"]["nodeName"])))
         .collect()
 }
 
 /// A group whose pods are on a node each, and an operator that knows it.
-fn spread(pattern: &str, mode: &str) -> Server {
+fn spread(pattern: &str, mode: &str) -> SimulatedApiServer {
     let mut cluster = up(sticky(pattern, mode), 1);
     let all: Vec<String> = nodes(&cluster.server).into_keys().collect();
     for (index, pod) in all.iter().enumerate() {
-        cluster.edit(Kind::Pod, pod, |pod| pod["spec"]["nodeName"] = format!("n{index}").into());
+        cluster.edit(ResourceKind::Pod, pod, |pod| pod["spec"]["nodeName"] = format!("n{index}").into());
     }
     cluster.run(|_| {});
     cluster.server
 }
 
-fn update(cluster: &mut Simulation) {
-    cluster.edit(Kind::Group, "g", |group| {
+fn update(cluster: &mut OperatorSimulation) {
+    cluster.edit(ResourceKind::Group, "g", |group| {
         group["spec"]["roles"][0]["standalonePattern"]["template"] = template("i:2");
     });
 }
 
 #[test]
-fn new_pods_go_to_the_nodes_of_their_predecessors_whenever_the_operator_is_killed() {
+fn new_pods_reuse_their_predecessors_nodes_after_any_kill() {
     let server = spread("Stateful", "Required");
     let before = nodes(&server);
-    let mut whole = Simulation::new(server.clone(), 1);
+    let mut whole = OperatorSimulation::new(server.clone(), 1);
     update(&mut whole);
     whole.run(|_| {});
     for killed_after in 1..=whole.writes {
-        let mut cluster = Simulation::new(server.clone(), 1);
-        cluster.killed_after = Some(killed_after);
+        let mut cluster = OperatorSimulation::new(server.clone(), 1);
+        cluster.kill_after_writes = Some(killed_after);
         update(&mut cluster);
         cluster.run(|_| {});
         assert_eq!(unsettled(&cluster.server), [""; 0], "killed after {killed_after}");
@@ -64,16 +64,17 @@ fn new_pods_go_to_the_nodes_of_their_predecessors_whenever_the_operator_is_kille
 }
 
 #[test]
-fn a_role_that_comes_back_finds_its_nodes_and_stays_away_from_others() {
+fn restored_role_returns_to_its_nodes_and_avoids_others() {
     let server = spread("Stateful", "Preferred");
     let before = nodes(&server);
-    let mut cluster = Simulation::new(server, 1);
+    let mut cluster = OperatorSimulation::new(server, 1);
     for replicas in [0, 3] {
-        cluster.edit(Kind::Group, "g", |group| group["spec"]["roles"][0]["replicas"] = replicas.into());
+        cluster
+            .edit(ResourceKind::Group, "g", |group| group["spec"]["roles"][0]["replicas"] = replicas.into());
         cluster.run(|_| {});
     }
     assert_eq!(nodes(&cluster.server), before);
-    let pod = cluster.server.get(Kind::Pod, "g-a-0").unwrap();
+    let pod = cluster.server.get(ResourceKind::Pod, "g-a-0").unwrap();
     let required = &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
     let avoided = required["nodeSelectorTerms"][0]["matchExpressions"].as_array().unwrap().iter();
     assert_eq!(avoided.map(|one| &one["key"]).collect::<Vec<_>>(), ["bad", "worse"]);
@@ -82,11 +83,11 @@ fn a_role_that_comes_back_finds_its_nodes_and_stays_away_from_others() {
 #[test]
 fn pods_without_order_go_to_any_node_that_had_one() {
     let server = spread("Stateless", "Preferred");
-    let mut cluster = Simulation::new(server, 1);
+    let mut cluster = OperatorSimulation::new(server, 1);
     update(&mut cluster);
     cluster.run(|_| {});
     assert_eq!(unsettled(&cluster.server), [""; 0]);
-    for pod in cluster.server.all(Kind::Pod) {
+    for pod in cluster.server.all(ResourceKind::Pod) {
         let preferred =
             &pod["spec"]["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"];
         let hosts = preferred[0]["preference"]["matchExpressions"][0]["values"].as_array().unwrap();

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use moongate_operator::Kind;
-use moongate_operator::forecast::Server;
+use moongate_operator::ResourceKind;
+use moongate_operator::forecast::SimulatedApiServer;
 use rbg_api::keys;
 use serde_json::{Value, json};
 
-use crate::simulation::{PORTS, Simulation};
+use crate::simulation::{OperatorSimulation, PORTS};
 use crate::{condition, pods, server, template, unsettled};
 
 /// Two components: the engine has a port of its own per pod and one for all, and the router knows that of the first engine.
-fn asking(replicas: i32, image: &str) -> Value {
+fn port_request(replicas: i32, image: &str) -> Value {
     let engine = json!({ "allocations": [
         { "name": "http", "env": "HTTP", "annotationKey": "test/http" },
         { "name": "grpc", "env": "GRPC", "scope": "RoleScoped" },
@@ -28,31 +28,33 @@ fn asking(replicas: i32, image: &str) -> Value {
     ] } }])
 }
 
-fn begun(replicas: i32, seed: u64) -> Simulation {
-    let mut cluster = Simulation::new(server(), seed);
-    let spec = json!({ "roles": asking(replicas, "i:1") });
-    cluster.create(Kind::Group, json!({ "metadata": { "name": "g" }, "spec": spec }));
+fn begun(replicas: i32, seed: u64) -> OperatorSimulation {
+    let mut cluster = OperatorSimulation::new(server(), seed);
+    let spec = json!({ "roles": port_request(replicas, "i:1") });
+    cluster.create(ResourceKind::Group, json!({ "metadata": { "name": "g" }, "spec": spec }));
     cluster
 }
 
 /// What a pod has been told, by name of the variable.
-fn told(pod: &Value) -> BTreeMap<String, String> {
+fn injected_ports(pod: &Value) -> BTreeMap<String, String> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let list = pod["spec"]["containers"][0]["env"].as_array().into_iter().flatten();
     list.map(|one| (text(&one["name"]), text(&one["value"]))).collect()
 }
 
 /// Ports of each pod by its name; no two pods have the same one.
-fn check(server: &Server) -> BTreeMap<String, String> {
+fn check(server: &SimulatedApiServer) -> BTreeMap<String, String> {
     let mut own = BTreeMap::new();
-    for pod in server.all(Kind::Pod).filter(|pod| pod["metadata"]["labels"][keys::COMPONENT_NAME] == "engine")
+    for pod in server
+        .all(ResourceKind::Pod)
+        .filter(|pod| pod["metadata"]["labels"][keys::COMPONENT_NAME] == "engine")
     {
         let name = pod["metadata"]["name"].as_str().unwrap();
-        let told = told(pod);
+        let told = injected_ports(pod);
         let port = told["HTTP"].clone();
         assert!(PORTS.contains(&port.parse().unwrap()), "{port}");
         assert_eq!(pod["metadata"]["annotations"]["test/http"], *port);
-        let shared = &server.get(Kind::Set, "g-r").unwrap()["metadata"]["annotations"]["engine.grpc"];
+        let shared = &server.get(ResourceKind::Set, "g-r").unwrap()["metadata"]["annotations"]["engine.grpc"];
         assert_eq!(*shared, *told["GRPC"]);
         assert_ne!(told["GRPC"], port);
         own.insert(name.to_owned(), port);
@@ -70,20 +72,20 @@ fn ports_are_distinct_and_outlive_pods_and_operators() {
     whole.run(|_| {});
     for killed_after in (1..=whole.writes).step_by(4) {
         let mut cluster = begun(3, 1);
-        cluster.killed_after = Some(killed_after);
+        cluster.kill_after_writes = Some(killed_after);
         cluster.run(|server| drop(check(server)));
         assert_eq!(unsettled(&cluster.server), [""; 0], "killed after {killed_after}");
         let before = check(&cluster.server);
         assert_eq!(before.len(), 6);
-        for pod in cluster.server.all(Kind::Pod) {
+        for pod in cluster.server.all(ResourceKind::Pod) {
             let labels = &pod["metadata"]["labels"];
             if labels[keys::COMPONENT_NAME] == "router" {
                 let instance = labels[keys::ROLE_INSTANCE_NAME].as_str().unwrap();
-                assert_eq!(told(pod)["ENGINE"], before[&format!("{instance}-engine-0")]);
+                assert_eq!(injected_ports(pod)["ENGINE"], before[&format!("{instance}-engine-0")]);
             }
         }
         let first = pods(&cluster.server)["g-r-1-engine-1"].0.clone();
-        cluster.edit(Kind::Pod, "g-r-1-engine-1", |pod| pod["status"]["phase"] = "Failed".into());
+        cluster.edit(ResourceKind::Pod, "g-r-1-engine-1", |pod| pod["status"]["phase"] = "Failed".into());
         cluster.run(|server| drop(check(server)));
         assert_ne!(pods(&cluster.server)["g-r-1-engine-1"].0, first);
         assert_eq!(check(&cluster.server), before, "killed after {killed_after}");
@@ -93,13 +95,13 @@ fn ports_are_distinct_and_outlive_pods_and_operators() {
 #[test]
 fn who_finds_no_port_waits_and_says_so() {
     let mut cluster = begun(6, 1);
-    cluster.refusing = true;
+    cluster.allow_invalid = true;
     cluster.run(|server| drop(check(server)));
     // One is shared by all, and two are each instance's own: the sixth has none.
     assert_eq!(pods(&cluster.server).len(), 15);
     assert_eq!(unsettled(&cluster.server).len(), 1);
-    cluster.edit(Kind::Group, "g", |group| group["spec"]["roles"][0]["replicas"] = 5.into());
+    cluster.edit(ResourceKind::Group, "g", |group| group["spec"]["roles"][0]["replicas"] = 5.into());
     cluster.run(|server| drop(check(server)));
     assert_eq!(unsettled(&cluster.server), [""; 0]);
-    assert!(condition(cluster.server.get(Kind::Group, "g").unwrap(), "Ready").is_some());
+    assert!(condition(cluster.server.get(ResourceKind::Group, "g").unwrap(), "Ready").is_some());
 }

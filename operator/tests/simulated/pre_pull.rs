@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use moongate_operator::Kind;
-use moongate_operator::forecast::Server;
+use moongate_operator::ResourceKind;
+use moongate_operator::forecast::SimulatedApiServer;
 use rbg_api::keys;
 use serde_json::{Value, json};
 
-use crate::simulation::Simulation;
+use crate::simulation::OperatorSimulation;
 use crate::{condition, names, pods, role, template, unsettled, up};
 
 /// Ordered pods, pods without order, and a leader with a worker.
@@ -22,8 +22,8 @@ fn roles(image: &str) -> Value {
     roles
 }
 
-fn update(cluster: &mut Simulation, image: &str) {
-    cluster.edit(Kind::Group, "g", |group| group["spec"]["roles"] = roles(image));
+fn update(cluster: &mut OperatorSimulation, image: &str) {
+    cluster.edit(ResourceKind::Group, "g", |group| group["spec"]["roles"] = roles(image));
 }
 
 fn owner(object: &Value) -> String {
@@ -31,61 +31,61 @@ fn owner(object: &Value) -> String {
 }
 
 /// Instances of which a pod is to run the image.
-fn restarted(server: &Server, image: &str) -> BTreeSet<String> {
+fn restarted(server: &SimulatedApiServer, image: &str) -> BTreeSet<String> {
     let is_new = |pod: &&Value| pod["spec"]["containers"][0]["image"] == image;
-    server.all(Kind::Pod).filter(is_new).map(owner).collect()
+    server.all(ResourceKind::Pod).filter(is_new).map(owner).collect()
 }
 
-fn is_updated_once(cluster: &mut Simulation, what: &str) {
+fn is_updated_once(cluster: &mut OperatorSimulation, what: &str) {
     update(cluster, "i:2");
     let mut pulled = BTreeSet::new();
     cluster.run(|server| {
-        let done = server.all(Kind::WarmupPod).filter(|pod| pod["status"]["phase"] == "Succeeded");
+        let done = server.all(ResourceKind::WarmupPod).filter(|pod| pod["status"]["phase"] == "Succeeded");
         pulled.extend(done.filter(|pod| pod["spec"]["containers"][0]["image"] == "i:2").map(owner));
         let restarted = restarted(server, "i:2");
         assert!(restarted.is_subset(&pulled), "{what}: {restarted:?} without {pulled:?}");
     });
     assert_eq!(unsettled(&cluster.server), [""; 0], "{what}");
     assert_eq!(pulled.len(), 5, "{what}: {pulled:?}");
-    assert_eq!(names(&cluster.server, Kind::WarmupPod), [""; 0], "{what}");
+    assert_eq!(names(&cluster.server, ResourceKind::WarmupPod), [""; 0], "{what}");
     assert!(cluster.ended.is_empty(), "{what}: {:?}", cluster.ended);
     assert!(
         pods(&cluster.server).values().all(|(_, restarts, image)| (*restarts, image.as_str()) == (1, "i:2"))
     );
-    let group = cluster.server.get(Kind::Group, "g").unwrap();
+    let group = cluster.server.get(ResourceKind::Group, "g").unwrap();
     assert_eq!(condition(group, "PullingImages").unwrap()["reason"], "Pulled", "{what}");
 }
 
 #[test]
 fn killed_after_any_write_images_are_pulled_before_pods_restart() {
     let ready = up(roles("i:1"), 1).server;
-    let mut whole = Simulation::new(ready.clone(), 7);
+    let mut whole = OperatorSimulation::new(ready.clone(), 7);
     is_updated_once(&mut whole, "undisturbed");
     for killed_after in (1..=whole.writes).step_by(7) {
-        let mut cluster = Simulation::new(ready.clone(), 7);
-        cluster.killed_after = Some(killed_after);
+        let mut cluster = OperatorSimulation::new(ready.clone(), 7);
+        cluster.kill_after_writes = Some(killed_after);
         is_updated_once(&mut cluster, &format!("killed after write {killed_after}"));
     }
     for seed in 0..4 {
-        let mut cluster = Simulation::new(ready.clone(), seed);
-        cluster.failing = 20;
+        let mut cluster = OperatorSimulation::new(ready.clone(), seed);
+        cluster.write_failure_percent = 20;
         is_updated_once(&mut cluster, &format!("seed {seed}"));
     }
 }
 
 #[test]
-fn an_image_that_cannot_be_pulled_is_waited_for_while_pods_serve_and_then_costs_one_instance() {
+fn failed_image_pull_waits_then_costs_one_instance() {
     let mut cluster = up(json!([]), 3);
-    cluster.edit(Kind::Group, "g", |group| {
+    cluster.edit(ResourceKind::Group, "g", |group| {
         group["spec"]["roles"] = json!([role("a", 2, "i:1")]);
         group["metadata"]["annotations"] = json!({ keys::PRE_PULL: "true", keys::PRE_PULL_TIMEOUT: "30s" });
     });
     cluster.run(|_| {});
     let begun = cluster.server.now;
-    cluster.edit(Kind::Group, "g", |group| group["spec"]["roles"][0] = role("a", 2, "absent:2"));
+    cluster.edit(ResourceKind::Group, "g", |group| group["spec"]["roles"][0] = role("a", 2, "absent:2"));
     let (mut told, mut first) = (BTreeSet::new(), None);
     cluster.run(|server| {
-        let group = server.get(Kind::Group, "g").unwrap();
+        let group = server.get(ResourceKind::Group, "g").unwrap();
         if let Some(condition) = condition(group, "PullingImages") {
             told.insert(format!("{}: {}", condition["reason"], condition["message"]));
         }
@@ -98,23 +98,23 @@ fn an_image_that_cannot_be_pulled_is_waited_for_while_pods_serve_and_then_costs_
     assert!(told.contains(r#""CannotPull": "absent:2 cannot be pulled to node""#), "{told:?}");
     assert!(told.contains(r#""NotPulled": "absent:2 was not pulled to node within 30s""#), "{told:?}");
     assert_eq!(restarted(&cluster.server, "absent:2"), BTreeSet::from(["g-a-1".to_owned()]));
-    assert_eq!(names(&cluster.server, Kind::WarmupPod), [""; 0]);
+    assert_eq!(names(&cluster.server, ResourceKind::WarmupPod), [""; 0]);
 }
 
 #[test]
-fn an_update_that_is_taken_back_restarts_nobody_and_leaves_nothing() {
+fn reverted_update_restarts_nothing_and_leaves_nothing() {
     let mut cluster = up(roles("i:1"), 5);
     update(&mut cluster, "absent:2");
     for _ in 0..10_000 {
-        if names(&cluster.server, Kind::WarmupPod).len() == 3 {
+        if names(&cluster.server, ResourceKind::WarmupPod).len() == 3 {
             break;
         }
         cluster.run_for(1, |_| {});
     }
-    assert_eq!(names(&cluster.server, Kind::WarmupPod).len(), 3, "one instance of each role");
+    assert_eq!(names(&cluster.server, ResourceKind::WarmupPod).len(), 3, "one instance of each role");
     update(&mut cluster, "i:1");
     cluster.run(|_| {});
     assert_eq!(unsettled(&cluster.server), [""; 0]);
-    assert_eq!(names(&cluster.server, Kind::WarmupPod), [""; 0]);
+    assert_eq!(names(&cluster.server, ResourceKind::WarmupPod), [""; 0]);
     assert!(pods(&cluster.server).values().all(|(_, restarts, _)| *restarts == 0));
 }

@@ -1,9 +1,9 @@
 //! Instances whose pods crash.
 
-use moongate_operator::Kind;
+use moongate_operator::ResourceKind;
 use serde_json::{Value, json};
 
-use crate::simulation::Simulation;
+use crate::simulation::OperatorSimulation;
 use crate::{is, pods, template, unsettled, up};
 
 fn together(extra: Value) -> Value {
@@ -14,24 +14,26 @@ fn together(extra: Value) -> Value {
     json!([{ "name": "t", "replicas": 1, "leaderWorkerPattern": pattern }])
 }
 
-fn crash(cluster: &mut Simulation, pod: &str) {
-    cluster.edit(Kind::Pod, pod, |pod| {
+fn crash(cluster: &mut OperatorSimulation, pod: &str) {
+    cluster.edit(ResourceKind::Pod, pod, |pod| {
         let status = &mut pod["status"]["containerStatuses"][0];
         status["restartCount"] = (status["restartCount"].as_i64().unwrap() + 1).into();
         status["ready"] = false.into();
     });
 }
 
-fn fail(cluster: &mut Simulation, pod: &str) {
-    cluster.edit(Kind::Pod, pod, |pod| pod["status"]["phase"] = "Failed".into());
+fn fail(cluster: &mut OperatorSimulation, pod: &str) {
+    cluster.edit(ResourceKind::Pod, pod, |pod| pod["status"]["phase"] = "Failed".into());
 }
 
-fn count(cluster: &Simulation) -> i64 {
-    cluster.server.get(Kind::Instance, "g-t-0").unwrap()["status"]["restartCount"].as_i64().unwrap_or(0)
+fn count(cluster: &OperatorSimulation) -> i64 {
+    cluster.server.get(ResourceKind::Instance, "g-t-0").unwrap()["status"]["restartCount"]
+        .as_i64()
+        .unwrap_or(0)
 }
 
 #[test]
-fn a_crash_makes_all_pods_of_the_instance_anew_ever_more_patiently() {
+fn crash_recreates_the_instance_with_growing_backoff() {
     let policy = json!({ "restartPolicyConfig": { "type": "RecreateRoleInstanceOnPodRestart", "baseDelaySeconds": 20, "maxDelaySeconds": 60 } });
     for seed in 0..5 {
         let mut cluster = up(together(policy.clone()), seed);
@@ -44,7 +46,7 @@ fn a_crash_makes_all_pods_of_the_instance_anew_ever_more_patiently() {
             let after = pods(&cluster.server);
             assert!(after.iter().all(|(name, (uid, ..))| *uid != before[name].0), "seed {seed}");
             assert_eq!(count(&cluster), crashes, "seed {seed}");
-            let instance = cluster.server.get(Kind::Instance, "g-t-0").unwrap();
+            let instance = cluster.server.get(ResourceKind::Instance, "g-t-0").unwrap();
             assert!(is(instance, "Restarting", "False"));
             let at: k8s_openapi::jiff::Timestamp =
                 instance["status"]["lastRestartTime"].as_str().unwrap().parse().unwrap();
@@ -64,7 +66,7 @@ fn who_takes_over_waits_as_long_as_who_was_killed() {
         cluster.run(|_| {});
         let first = cluster.server.now;
         crash(&mut cluster, "g-t-0-1");
-        cluster.killed_after = Some(cluster.writes + killed_after);
+        cluster.kill_after_writes = Some(cluster.writes + killed_after);
         cluster.run(|_| {});
         assert_eq!(unsettled(&cluster.server), [""; 0]);
         assert_eq!(count(&cluster), 2, "killed after {killed_after}");
@@ -100,7 +102,7 @@ fn a_pod_that_shall_be_ignored_restarts_nobody() {
 fn the_restart_that_an_update_in_place_causes_is_no_crash() {
     for seed in 0..5 {
         let mut cluster = up(together(json!({})), seed);
-        cluster.edit(Kind::Group, "g", |group| {
+        cluster.edit(ResourceKind::Group, "g", |group| {
             group["spec"]["roles"][0]["leaderWorkerPattern"]["template"] = template("i:2");
         });
         cluster.run(|_| {});

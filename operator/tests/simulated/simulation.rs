@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
-use moongate_operator::Kind;
-use moongate_operator::forecast::{Change, Server};
-use moongate_operator::observed::{Key, Observed};
-use moongate_operator::plan::{self, Ask, Step};
+use moongate_operator::ResourceKind;
+use moongate_operator::forecast::{ResourceChange, SimulatedApiServer};
+use moongate_operator::plan::{self, HookCall, PlanStep};
+use moongate_operator::resource_cache::{ResourceCache, ResourceKey};
 use moongate_render::GangScheduler;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::answers::Answers;
+use crate::simulated_hooks::SimulatedHooks;
 
 const WORKERS: usize = 4;
 /// Ports that pods may get.
@@ -25,128 +25,131 @@ const TICK: Duration = Duration::from_millis(20);
 /// So many moves are made of no use only by something that has no end.
 const MAX_MOVES: usize = 20_000;
 
-pub(crate) struct Simulation {
-    pub(crate) server: Server,
-    observed: Mutex<Observed>,
-    queue: BTreeSet<Key>,
-    later: BTreeMap<Key, Timestamp>,
-    news: VecDeque<Change>,
-    workers: Vec<(Key, VecDeque<Step>)>,
-    asks: Vec<(Key, Ask)>,
+pub(crate) struct OperatorSimulation {
+    pub(crate) server: SimulatedApiServer,
+    observed: Mutex<ResourceCache>,
+    queue: BTreeSet<ResourceKey>,
+    scheduled: BTreeMap<ResourceKey, Timestamp>,
+    pending_changes: VecDeque<ResourceChange>,
+    workers: Vec<(ResourceKey, VecDeque<PlanStep>)>,
+    hook_calls: Vec<(ResourceKey, HookCall)>,
     /// What pods answer.
-    pub(crate) answers: Answers,
+    pub(crate) hooks: SimulatedHooks,
     random: fastrand::Rng,
     /// Writes that were made.
     pub(crate) writes: usize,
     /// After so many writes the operator is killed, and another one begins.
-    pub(crate) killed_after: Option<usize>,
+    pub(crate) kill_after_writes: Option<usize>,
     /// The same after so many answers.
-    pub(crate) killed_after_answer: Option<usize>,
+    pub(crate) kill_after_responses: Option<usize>,
     /// Of a hundred writes, so many fail.
-    pub(crate) failing: u8,
+    pub(crate) write_failure_percent: u8,
     /// Whether objects that cannot be planned for are left alone, which else is a failure.
-    pub(crate) refusing: bool,
+    pub(crate) allow_invalid: bool,
     /// Those objects. They are looked at again after whatever news.
-    refused: BTreeSet<Key>,
+    invalid: BTreeSet<ResourceKey>,
     /// Pods that were told to end.
     pub(crate) ended: BTreeSet<String>,
 }
 
-enum Move {
-    Hear,
-    Begin(Key),
+enum SimulationStep {
+    DeliverChange,
+    StartReconcile(ResourceKey),
     Write(usize),
-    Answer(usize),
-    Kubernetes(Kind, String),
+    DeliverHookResult(usize),
+    AdvanceCluster(ResourceKind, String),
 }
 
-impl Simulation {
+impl OperatorSimulation {
     /// An operator that begins on this cluster.
-    pub(crate) fn new(server: Server, seed: u64) -> Self {
+    pub(crate) fn new(server: SimulatedApiServer, seed: u64) -> Self {
         let mut simulation = Self {
             server,
-            observed: Mutex::new(Observed::with_ports(Some(PORTS))),
+            observed: Mutex::new(ResourceCache::with_ports(Some(PORTS))),
             queue: BTreeSet::new(),
-            later: BTreeMap::new(),
-            news: VecDeque::new(),
+            scheduled: BTreeMap::new(),
+            pending_changes: VecDeque::new(),
             workers: Vec::new(),
-            asks: Vec::new(),
-            answers: Answers::default(),
+            hook_calls: Vec::new(),
+            hooks: SimulatedHooks::default(),
             random: fastrand::Rng::with_seed(seed),
             writes: 0,
-            killed_after: None,
-            killed_after_answer: None,
-            failing: 0,
-            refusing: false,
-            refused: BTreeSet::new(),
+            kill_after_writes: None,
+            kill_after_responses: None,
+            write_failure_percent: 0,
+            allow_invalid: false,
+            invalid: BTreeSet::new(),
             ended: BTreeSet::new(),
         };
-        simulation.begin_anew();
+        simulation.restart_operator();
         simulation
     }
 
-    fn begin_anew(&mut self) {
-        self.observed = Mutex::new(Observed::with_ports(Some(PORTS)));
+    fn restart_operator(&mut self) {
+        self.observed = Mutex::new(ResourceCache::with_ports(Some(PORTS)));
         self.queue.clear();
-        self.later.clear();
-        self.news.clear();
+        self.scheduled.clear();
+        self.pending_changes.clear();
         self.workers.clear();
-        self.asks.clear();
-        let all: Vec<Change> =
-            self.server.everything().map(|(kind, object)| Change::Is(kind, object.clone())).collect();
-        all.into_iter().for_each(|change| self.hear(change));
+        self.hook_calls.clear();
+        let all: Vec<ResourceChange> = self
+            .server
+            .objects()
+            .map(|(kind, object)| ResourceChange::Present(kind, object.clone()))
+            .collect();
+        all.into_iter().for_each(|change| self.deliver_change(change));
     }
 
-    fn hear(&mut self, change: Change) {
+    fn deliver_change(&mut self, change: ResourceChange) {
         let mut observed = self.observed.lock();
         let concerns = match change {
-            Change::Is(kind, object) => {
+            ResourceChange::Present(kind, object) => {
                 let object: DynamicObject = serde_json::from_value(object).unwrap();
-                observed.take(kind, object)
+                observed.upsert(kind, object)
             }
-            Change::Gone(kind, object) => {
+            ResourceChange::Gone(kind, object) => {
                 let text = |member: &str| object["metadata"][member].as_str().unwrap().to_owned();
-                let key = Key { kind, namespace: text("namespace"), name: text("name") };
-                observed.lose(&key, &text("uid"))
+                let key = ResourceKey { kind, namespace: text("namespace"), name: text("name") };
+                observed.remove(&key, &text("uid"))
             }
         };
         self.queue.extend(concerns);
-        self.queue.append(&mut self.refused);
+        self.queue.append(&mut self.invalid);
     }
 
     /// Someone else's change.
-    pub(crate) fn edit(&mut self, kind: Kind, name: &str, edit: impl FnOnce(&mut Value)) {
+    pub(crate) fn edit(&mut self, kind: ResourceKind, name: &str, edit: impl FnOnce(&mut Value)) {
         let mut object = self.server.get(kind, name).unwrap().clone();
         edit(&mut object);
         let change = self.server.put(kind, object);
-        self.news.push_back(change);
+        self.pending_changes.push_back(change);
     }
 
     /// A new object of someone else's.
-    pub(crate) fn create(&mut self, kind: Kind, object: Value) {
+    pub(crate) fn create(&mut self, kind: ResourceKind, object: Value) {
         let change = self.server.create(kind, object);
-        self.news.push_back(change);
+        self.pending_changes.push_back(change);
     }
 
     /// Somebody deletes an object.
-    pub(crate) fn delete(&mut self, kind: Kind, name: &str) {
+    pub(crate) fn delete(&mut self, kind: ResourceKind, name: &str) {
         let changes = self.server.remove(kind, name);
-        self.news.extend(changes);
+        self.pending_changes.extend(changes);
     }
 
     /// Moves until nothing is left to do, looking at each state.
-    pub(crate) fn run(&mut self, mut look: impl FnMut(&Server)) {
+    pub(crate) fn run(&mut self, mut look: impl FnMut(&SimulatedApiServer)) {
         for _ in 0..MAX_MOVES {
             if !self.step() {
                 return;
             }
             look(&self.server);
         }
-        panic!("it has no end; the queue: {:?}, later: {:?}", self.queue, self.later);
+        panic!("it has no end; the queue: {:?}, later: {:?}", self.queue, self.scheduled);
     }
 
     /// Makes so many moves, or fewer if nothing is left to do.
-    pub(crate) fn run_for(&mut self, moves: usize, mut look: impl FnMut(&Server)) {
+    pub(crate) fn run_for(&mut self, moves: usize, mut look: impl FnMut(&SimulatedApiServer)) {
         for _ in 0..moves {
             if !self.step() {
                 return;
@@ -158,75 +161,75 @@ impl Simulation {
     fn step(&mut self) -> bool {
         self.server.now = self.server.now.checked_add(TICK).unwrap();
         let now = self.server.now;
-        let due: Vec<Key> =
-            self.later.iter().filter(|(_, at)| **at <= now).map(|(key, _)| key.clone()).collect();
+        let due: Vec<ResourceKey> =
+            self.scheduled.iter().filter(|(_, at)| **at <= now).map(|(key, _)| key.clone()).collect();
         for key in due {
-            self.later.remove(&key);
+            self.scheduled.remove(&key);
             self.queue.insert(key);
         }
-        let mut moves = self.moves();
+        let mut moves = self.possible_steps();
         if moves.is_empty() {
-            let Some(first) = self.later.values().min() else { return false };
+            let Some(first) = self.scheduled.values().min() else { return false };
             self.server.now = *first;
             return true;
         }
         let chosen = moves.swap_remove(self.random.usize(..moves.len()));
-        self.make(chosen);
+        self.take_step(chosen);
         true
     }
 
-    fn moves(&self) -> Vec<Move> {
-        let mut moves: Vec<Move> = (0..self.workers.len()).map(Move::Write).collect();
-        moves.extend((0..self.asks.len()).map(Move::Answer));
-        if !self.news.is_empty() {
-            moves.push(Move::Hear);
+    fn possible_steps(&self) -> Vec<SimulationStep> {
+        let mut moves: Vec<SimulationStep> = (0..self.workers.len()).map(SimulationStep::Write).collect();
+        moves.extend((0..self.hook_calls.len()).map(SimulationStep::DeliverHookResult));
+        if !self.pending_changes.is_empty() {
+            moves.push(SimulationStep::DeliverChange);
         }
         if self.workers.len() < WORKERS {
-            let is_free = |key: &&Key| !self.workers.iter().any(|(busy, _)| busy == *key);
-            moves.extend(self.queue.iter().filter(is_free).cloned().map(Move::Begin));
+            let is_free = |key: &&ResourceKey| !self.workers.iter().any(|(busy, _)| busy == *key);
+            moves.extend(self.queue.iter().filter(is_free).cloned().map(SimulationStep::StartReconcile));
         }
-        let restless = self.server.restless.iter();
-        moves.extend(restless.map(|(kind, name)| Move::Kubernetes(*kind, name.clone())));
+        let restless = self.server.unsettled.iter();
+        moves.extend(restless.map(|(kind, name)| SimulationStep::AdvanceCluster(*kind, name.clone())));
         moves
     }
 
-    fn make(&mut self, chosen: Move) {
+    fn take_step(&mut self, chosen: SimulationStep) {
         match chosen {
-            Move::Hear => {
-                if let Some(change) = self.news.pop_front() {
-                    self.hear(change);
+            SimulationStep::DeliverChange => {
+                if let Some(change) = self.pending_changes.pop_front() {
+                    self.deliver_change(change);
                 }
             }
-            Move::Begin(key) => self.begin(key),
-            Move::Write(worker) => self.write(worker),
-            Move::Answer(ask) => self.answer(ask),
-            Move::Kubernetes(kind, name) => {
-                let before = self.server.get(kind, &name).filter(|_| kind == Kind::Pod).cloned();
+            SimulationStep::StartReconcile(key) => self.begin(key),
+            SimulationStep::Write(worker) => self.write(worker),
+            SimulationStep::DeliverHookResult(ask) => self.deliver_hook_result(ask),
+            SimulationStep::AdvanceCluster(kind, name) => {
+                let before = self.server.get(kind, &name).filter(|_| kind == ResourceKind::Pod).cloned();
                 let changes = self.server.advance(kind, &name);
                 if let Some((before, now)) = before.zip(self.server.get(kind, &name)) {
-                    self.answers.see(&before, now);
+                    self.hooks.see(&before, now);
                 }
-                self.news.extend(changes);
+                self.pending_changes.extend(changes);
             }
         }
     }
 
-    fn begin(&mut self, key: Key) {
+    fn begin(&mut self, key: ResourceKey) {
         self.queue.remove(&key);
-        let plan = plan::observed(&self.observed, &key, GangScheduler::default(), self.server.now);
+        let plan = plan::plan_for(&self.observed, &key, GangScheduler::default(), self.server.now);
         let plan = match plan {
-            Err(_) if self.refusing => {
-                self.refused.insert(key);
+            Err(_) if self.allow_invalid => {
+                self.invalid.insert(key);
                 return;
             }
             plan => plan.unwrap(),
         };
-        if let Some(at) = plan.again_at {
-            self.later.insert(key.clone(), at);
+        if let Some(at) = plan.requeue_at {
+            self.scheduled.insert(key.clone(), at);
         }
-        for ask in plan.asks {
-            if !self.asks.iter().any(|(_, asked)| asked.pod == ask.pod) {
-                self.asks.push((key.clone(), ask));
+        for ask in plan.hook_calls {
+            if !self.hook_calls.iter().any(|(_, asked)| asked.pod == ask.pod) {
+                self.hook_calls.push((key.clone(), ask));
             }
         }
         if !plan.steps.is_empty() {
@@ -235,18 +238,18 @@ impl Simulation {
     }
 
     /// A pod answers, or the answer is lost.
-    fn answer(&mut self, ask: usize) {
-        let (key, ask) = self.asks.swap_remove(ask);
-        let answer = self.answers.answer(&self.server, &ask);
-        let is_lost = self.random.u8(..100) < self.failing;
+    fn deliver_hook_result(&mut self, ask: usize) {
+        let (key, ask) = self.hook_calls.swap_remove(ask);
+        let answer = self.hooks.answer(&self.server, &ask);
+        let is_lost = self.random.u8(..100) < self.write_failure_percent;
         if let Some(answer) = answer.filter(|_| !is_lost)
-            && self.observed.lock().take_answer(ask, answer)
+            && self.observed.lock().record_hook_result(ask, answer)
         {
             self.queue.insert(key);
         }
-        if self.killed_after_answer == Some(self.answers.given) {
-            self.killed_after_answer = None;
-            self.begin_anew();
+        if self.kill_after_responses == Some(self.hooks.response_count) {
+            self.kill_after_responses = None;
+            self.restart_operator();
         }
     }
 
@@ -257,43 +260,43 @@ impl Simulation {
         if steps.is_empty() {
             self.workers.swap_remove(worker);
         }
-        if let plan::Action::Delete { kind: Kind::Instance, uid, .. } = &step.action {
-            for pod in self.server.all(Kind::Pod) {
+        if let plan::WriteAction::Delete { kind: ResourceKind::Instance, uid, .. } = &step.action {
+            for pod in self.server.all(ResourceKind::Pod) {
                 let metadata = &pod["metadata"];
                 if metadata["ownerReferences"][0]["uid"] == uid.as_str() {
-                    self.answers.end(metadata["name"].as_str().unwrap(), metadata["uid"].as_str().unwrap());
+                    self.hooks.end(metadata["name"].as_str().unwrap(), metadata["uid"].as_str().unwrap());
                 }
             }
         }
-        let fails = self.random.u8(..100) < self.failing;
+        let fails = self.random.u8(..100) < self.write_failure_percent;
         // Either before the write was made, or before its answer arrived.
         let outcome = match fails && self.random.bool() {
             true => Err("the API server is overloaded".to_owned()),
             false => self.server.write(&step.action),
         };
         self.writes += 1;
-        if let plan::Action::Delete { kind: Kind::Pod, name, uid } = &step.action {
-            self.answers.end(name, uid);
+        if let plan::WriteAction::Delete { kind: ResourceKind::Pod, name, uid } = &step.action {
+            self.hooks.end(name, uid);
             self.ended.insert(name.clone());
         }
         match outcome {
             Ok(changes) => {
                 if let Some(answer) = changes.first().filter(|_| !fails) {
-                    self.hear(answer.clone());
+                    self.deliver_change(answer.clone());
                 }
-                self.news.extend(changes);
+                self.pending_changes.extend(changes);
                 if fails {
-                    self.give_up(key);
+                    self.requeue(key);
                 }
             }
-            Err(_) => self.give_up(key),
+            Err(_) => self.requeue(key),
         }
-        if self.killed_after == Some(self.writes) {
-            self.begin_anew();
+        if self.kill_after_writes == Some(self.writes) {
+            self.restart_operator();
         }
     }
 
-    fn give_up(&mut self, key: Key) {
+    fn requeue(&mut self, key: ResourceKey) {
         self.workers.retain(|(busy, _)| *busy != key);
         self.queue.insert(key);
     }

@@ -2,19 +2,19 @@
 
 use std::path::Path;
 
-use moongate_operator::Kind;
-use moongate_operator::forecast::Server;
+use moongate_operator::ResourceKind;
+use moongate_operator::forecast::SimulatedApiServer;
 use serde_json::Value;
 
-use crate::simulation::Simulation;
+use crate::simulation::OperatorSimulation;
 use crate::{documents, names, pods, unsettled};
 
 const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/recorded");
 
-fn left_behind(group: &str) -> Server {
+fn left_behind(group: &str) -> SimulatedApiServer {
     let mut server = crate::server();
     // Pods are of several kinds; whose they are these files do not tell.
-    for kind in Kind::ALL.into_iter().filter(|kind| Kind::named(kind.name()) == Some(*kind)) {
+    for kind in ResourceKind::ALL.into_iter().filter(|kind| ResourceKind::parse(kind.name()) == Some(*kind)) {
         let path = Path::new(RECORDED).join(group).join(format!("{}.yaml", kind.resource().plural));
         if path.exists() {
             documents(&path).into_iter().for_each(|object| server.restore(kind, object));
@@ -29,31 +29,31 @@ fn what_upstream_left_behind_runs_on() {
         let server = left_behind(group);
         let before = pods(&server);
         assert_eq!(before.len(), 7);
-        let specs = |server: &Server| -> Vec<Value> {
-            server.all(Kind::Pod).map(|pod| pod["spec"].clone()).collect()
+        let specs = |server: &SimulatedApiServer| -> Vec<Value> {
+            server.all(ResourceKind::Pod).map(|pod| pod["spec"].clone()).collect()
         };
         let specs_before = specs(&server);
-        let instances = names(&server, Kind::Instance);
-        let mut cluster = Simulation::new(server, 1);
+        let instances = names(&server, ResourceKind::Instance);
+        let mut cluster = OperatorSimulation::new(server, 1);
         cluster.run(|_| {});
         assert_eq!(unsettled(&cluster.server), [""; 0], "{group}");
         assert_eq!(pods(&cluster.server), before, "{group}");
         assert_eq!(specs(&cluster.server), specs_before, "{group}");
-        assert_eq!(names(&cluster.server, Kind::Instance), instances, "{group}");
+        assert_eq!(names(&cluster.server, ResourceKind::Instance), instances, "{group}");
         assert!(cluster.ended.is_empty(), "{group}: {:?}", cluster.ended);
     }
 }
 
 #[test]
-fn after_a_takeover_an_update_in_place_restarts_what_it_names_once() {
+fn in_place_update_after_takeover_restarts_each_target_once() {
     for (group, name, role) in [
         ("v1alpha2-pd-mooncake", "sglang-pd-with-mooncake", "mooncake-store"),
         ("v1alpha2-stateless-lw", "sl", "store"),
     ] {
-        let mut cluster = Simulation::new(left_behind(group), 2);
+        let mut cluster = OperatorSimulation::new(left_behind(group), 2);
         cluster.run(|_| {});
         let before = pods(&cluster.server);
-        cluster.edit(Kind::Group, name, |group| {
+        cluster.edit(ResourceKind::Group, name, |group| {
             let roles = group["spec"]["roles"].as_array_mut().unwrap();
             let pattern = &mut roles.iter_mut().find(|one| one["name"] == role).unwrap()["standalonePattern"];
             let template = match pattern.get("template") {

@@ -1,25 +1,27 @@
 //! A ladder of topology keys reaches pods that are made, and restarts none that run. Where pods run is told.
 
-use moongate_operator::Kind;
-use moongate_operator::forecast::Server;
+use moongate_operator::ResourceKind;
+use moongate_operator::forecast::SimulatedApiServer;
 use rbg_api::keys;
 use serde_json::{Value, json};
 
-use crate::simulation::Simulation;
+use crate::simulation::OperatorSimulation;
 use crate::{names, pods, role, template, unsettled, up};
 
 const STATEFUL_SET: &str = "apps/v1/StatefulSet";
 
-fn says(cluster: &mut Simulation, ladder: Option<&str>) {
+fn says(cluster: &mut OperatorSimulation, ladder: Option<&str>) {
     let annotations = ladder.map_or(json!({}), |ladder| json!({ keys::TOPOLOGY_LADDER: ladder }));
-    cluster.edit(Kind::Group, "g", |group| group["metadata"]["annotations"] = annotations);
+    cluster.edit(ResourceKind::Group, "g", |group| group["metadata"]["annotations"] = annotations);
     cluster.run(|_| {});
     assert_eq!(unsettled(&cluster.server), [""; 0]);
 }
 
 /// Somebody ends a pod.
-fn make_anew(cluster: &mut Simulation, pod: &str) {
-    cluster.edit(Kind::Pod, pod, |pod| pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into());
+fn make_anew(cluster: &mut OperatorSimulation, pod: &str) {
+    cluster.edit(ResourceKind::Pod, pod, |pod| {
+        pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    });
     cluster.run(|_| {});
 }
 
@@ -29,8 +31,8 @@ fn nearest(object: &Value) -> &Value {
     &object["spec"]["affinity"]["podAffinity"][preferred][0]["podAffinityTerm"]["topologyKey"]
 }
 
-fn pod<'a>(server: &'a Server, name: &str) -> &'a Value {
-    server.get(Kind::Pod, name).unwrap()
+fn pod<'a>(server: &'a SimulatedApiServer, name: &str) -> &'a Value {
+    server.get(ResourceKind::Pod, name).unwrap()
 }
 
 #[test]
@@ -40,20 +42,20 @@ fn a_changed_ladder_counts_for_pods_to_come() {
     let roles = json!([role("prefill", 2, "i:1"), role("decode", 1, "i:1"), stateful]);
     let mut cluster = up(roles, 1);
     let before = pods(&cluster.server);
-    let revisions = names(&cluster.server, Kind::Revision);
-    let set = cluster.server.get(Kind::StatefulSet, "g-s").unwrap().clone();
+    let revisions = names(&cluster.server, ResourceKind::Revision);
+    let set = cluster.server.get(ResourceKind::StatefulSet, "g-s").unwrap().clone();
 
     says(&mut cluster, Some("node,rack=example.com/rack"));
     assert_eq!(pods(&cluster.server), before, "no pod is touched");
-    assert_eq!(names(&cluster.server, Kind::Revision), revisions);
-    assert_eq!(cluster.server.get(Kind::StatefulSet, "g-s").unwrap()["spec"], set["spec"]);
+    assert_eq!(names(&cluster.server, ResourceKind::Revision), revisions);
+    assert_eq!(cluster.server.get(ResourceKind::StatefulSet, "g-s").unwrap()["spec"], set["spec"]);
     make_anew(&mut cluster, "g-prefill-1");
     assert_eq!(nearest(pod(&cluster.server, "g-prefill-0")), &Value::Null);
     assert_eq!(nearest(pod(&cluster.server, "g-prefill-1")), "kubernetes.io/hostname");
     let old = pods(&cluster.server);
 
     // An image is still changed in place, and a role that is run by others gets the ladder with its next revision.
-    cluster.edit(Kind::Group, "g", |group| {
+    cluster.edit(ResourceKind::Group, "g", |group| {
         for index in [0, 2] {
             group["spec"]["roles"][index]["standalonePattern"]["template"] = template("i:2");
         }
@@ -63,8 +65,9 @@ fn a_changed_ladder_counts_for_pods_to_come() {
     for (name, (uid, restarts, _)) in pods(&cluster.server) {
         assert_eq!((&uid, restarts), (&old[&name].0, i64::from(name.starts_with("g-prefill"))), "{name}");
     }
-    let template =
-        |server: &Server| server.get(Kind::StatefulSet, "g-s").unwrap()["spec"]["template"].clone();
+    let template = |server: &SimulatedApiServer| {
+        server.get(ResourceKind::StatefulSet, "g-s").unwrap()["spec"]["template"].clone()
+    };
     assert_eq!(
         nearest(&template(&cluster.server)),
         "example.com/rack",
@@ -85,13 +88,13 @@ fn where_pods_run_is_told_to_who_reads_the_file_or_the_pods() {
     let mut users = role("decode", 1, "i:1");
     users["standalonePattern"]["template"]["metadata"] = json!({ "annotations": { keys::RACK: "users" } });
     let mut cluster = up(json!([role("prefill", 2, "i:1"), users]), 1);
-    let file = |server: &Server| -> Value {
-        let text = server.get(Kind::ConfigMap, "g").unwrap()["data"]["config.yaml"].as_str().unwrap();
+    let file = |server: &SimulatedApiServer| -> Value {
+        let text = server.get(ResourceKind::ConfigMap, "g").unwrap()["data"]["config.yaml"].as_str().unwrap();
         serde_saphyr::from_str(text).unwrap()
     };
     let plain = file(&cluster.server);
     let labels = json!({ "example.com/rack": "r7", "topology.kubernetes.io/zone": "z1", "other": "x" });
-    cluster.create(Kind::Node, json!({ "metadata": { "name": "node", "labels": labels } }));
+    cluster.create(ResourceKind::Node, json!({ "metadata": { "name": "node", "labels": labels } }));
     says(&mut cluster, Some("node,rack=example.com/rack,zone"));
     let place = json!({ "node": "node", "rack": "r7", "zone": "z1" });
     let told = file(&cluster.server);

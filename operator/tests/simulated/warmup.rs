@@ -2,57 +2,57 @@
 
 use std::collections::BTreeMap;
 
-use moongate_operator::Kind;
-use moongate_operator::forecast::Server;
+use moongate_operator::ResourceKind;
+use moongate_operator::forecast::SimulatedApiServer;
 use rbg_api::keys;
 use serde_json::{Value, json};
 
-use crate::simulation::Simulation;
+use crate::simulation::OperatorSimulation;
 use crate::{condition, role, up};
 
-fn nodes(cluster: &mut Simulation, count: usize) {
+fn nodes(cluster: &mut OperatorSimulation, count: usize) {
     for index in 0..count {
         let name = format!("n{index}");
         let labels = json!({ "pool": "gpu", keys::HOSTNAME: name });
-        cluster.create(Kind::Node, json!({ "metadata": { "name": name, "labels": labels } }));
+        cluster.create(ResourceKind::Node, json!({ "metadata": { "name": name, "labels": labels } }));
     }
 }
 
-fn begun(count: usize, image: &str, policies: Value, seed: u64) -> Simulation {
+fn begun(count: usize, image: &str, policies: Value, seed: u64) -> OperatorSimulation {
     begun_with(count, ("imagePreload", json!({ "images": [image] })), policies, seed)
 }
 
-fn begun_with(count: usize, action: (&str, Value), policies: Value, seed: u64) -> Simulation {
-    let mut cluster = Simulation::new(crate::server(), seed);
+fn begun_with(count: usize, action: (&str, Value), policies: Value, seed: u64) -> OperatorSimulation {
+    let mut cluster = OperatorSimulation::new(crate::server(), seed);
     nodes(&mut cluster, count);
     let mut target = json!({ "nodeSelector": { "pool": "gpu" } });
     target[action.0] = action.1;
     let spec = json!({ "targetNodes": target, "policies": policies });
-    cluster.create(Kind::Warmup, json!({ "metadata": { "name": "w" }, "spec": spec }));
+    cluster.create(ResourceKind::Warmup, json!({ "metadata": { "name": "w" }, "spec": spec }));
     cluster
 }
 
-fn status(server: &Server) -> Value {
-    server.get(Kind::Warmup, "w").unwrap()["status"].clone()
+fn status(server: &SimulatedApiServer) -> Value {
+    server.get(ResourceKind::Warmup, "w").unwrap()["status"].clone()
 }
 
-fn counts(server: &Server) -> (String, [i64; 4]) {
+fn counts(server: &SimulatedApiServer) -> (String, [i64; 4]) {
     let status = status(server);
     let counts = ["desired", "active", "succeeded", "failed"].map(|name| status[name].as_i64().unwrap());
     (status["phase"].as_str().unwrap().to_owned(), counts)
 }
 
 /// Pods by node, each with its phase.
-fn pods(server: &Server) -> BTreeMap<String, Vec<String>> {
+fn pods(server: &SimulatedApiServer) -> BTreeMap<String, Vec<String>> {
     let mut pods: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for pod in server.all(Kind::WarmupPod) {
+    for pod in server.all(ResourceKind::WarmupPod) {
         let node = pod["metadata"]["labels"][keys::WARMUP_NODE].as_str().unwrap().to_owned();
         pods.entry(node).or_default().push(pod["status"]["phase"].as_str().unwrap_or_default().to_owned());
     }
     pods
 }
 
-fn at_most(active: usize) -> impl Fn(&Server) {
+fn at_most(active: usize) -> impl Fn(&SimulatedApiServer) {
     move |server| {
         let running = pods(server).into_values().flatten().filter(|phase| phase.is_empty()).count();
         assert!(running <= active, "{running} at a time");
@@ -65,7 +65,7 @@ fn each_node_is_warmed_up_once_whenever_the_operator_is_killed() {
     whole.run(at_most(2));
     for killed_after in 1..=whole.writes {
         let mut cluster = begun(5, "i:1", json!({ "parallelism": 2 }), 3);
-        cluster.killed_after = Some(killed_after);
+        cluster.kill_after_writes = Some(killed_after);
         cluster.run(at_most(2));
         assert_eq!(counts(&cluster.server), ("Completed".to_owned(), [5, 0, 5, 0]), "{killed_after}");
         assert!(pods(&cluster.server).values().all(|pods| pods == &["Succeeded"]), "{killed_after}");
@@ -76,7 +76,7 @@ fn each_node_is_warmed_up_once_whenever_the_operator_is_killed() {
 fn writes_that_fail_are_made_again_and_no_pod_twice() {
     for seed in 0..20 {
         let mut cluster = begun(4, "i:1", json!({}), seed);
-        cluster.failing = 30;
+        cluster.write_failure_percent = 30;
         cluster.run(|_| {});
         assert_eq!(counts(&cluster.server), ("Completed".to_owned(), [4, 0, 4, 0]), "seed {seed}");
         assert!(pods(&cluster.server).values().all(|pods| pods.len() == 1), "seed {seed}");
@@ -111,19 +111,19 @@ fn a_node_is_tried_as_often_as_it_may_ever_more_patiently() {
     let (_, cluster) = begin(0);
     assert_eq!(counts(&cluster.server).0, "Failed");
     assert_eq!(
-        condition(cluster.server.get(Kind::Warmup, "w").unwrap(), "Failed").unwrap()["reason"],
+        condition(cluster.server.get(ResourceKind::Warmup, "w").unwrap(), "Failed").unwrap()["reason"],
         "MaxFailedNodesExceeded"
     );
 }
 
 #[test]
-fn what_takes_too_long_fails_and_leaves_no_pod_behind_and_goes_in_its_time() {
+fn timed_out_warmup_fails_removes_pods_and_expires() {
     let policies = json!({ "globalTimeoutSeconds": 30, "ttlSecondsAfterFinished": 60 });
     let mut cluster = begun(2, "absent:1", policies, 1);
     let before = cluster.server.now;
     let mut failed = None;
     cluster.run(|server| {
-        if let Some(warmup) = server.get(Kind::Warmup, "w")
+        if let Some(warmup) = server.get(ResourceKind::Warmup, "w")
             && let Some(condition) = condition(warmup, "Failed")
         {
             assert_eq!(condition["reason"], "GlobalTimeoutExceeded");
@@ -131,7 +131,7 @@ fn what_takes_too_long_fails_and_leaves_no_pod_behind_and_goes_in_its_time() {
         }
     });
     assert!(failed.unwrap().duration_since(before).as_secs() >= 30);
-    assert!(cluster.server.get(Kind::Warmup, "w").is_none());
+    assert!(cluster.server.get(ResourceKind::Warmup, "w").is_none());
     assert!(cluster.server.now.duration_since(failed.unwrap()).as_secs() >= 59);
     assert!(pods(&cluster.server).is_empty());
 }
@@ -142,25 +142,25 @@ fn a_pause_begins_nothing_and_its_end_goes_on() {
     while pods(&cluster.server).is_empty() {
         cluster.run_for(1, |_| {});
     }
-    cluster.edit(Kind::Warmup, "w", |warmup| warmup["spec"]["paused"] = true.into());
+    cluster.edit(ResourceKind::Warmup, "w", |warmup| warmup["spec"]["paused"] = true.into());
     cluster.run(|_| {});
     assert_eq!(counts(&cluster.server).0, "Paused");
     let made = pods(&cluster.server).len();
     assert!(made < 3, "{made}");
-    cluster.edit(Kind::Warmup, "w", |warmup| warmup["spec"]["paused"] = false.into());
+    cluster.edit(ResourceKind::Warmup, "w", |warmup| warmup["spec"]["paused"] = false.into());
     cluster.run(|_| {});
     assert_eq!(counts(&cluster.server), ("Completed".to_owned(), [3, 0, 3, 0]));
 }
 
 #[test]
-fn a_group_has_its_nodes_warmed_up_with_what_each_role_there_needs() {
+fn group_nodes_are_warmed_up_for_each_role_on_them() {
     let mut stateful = role("s", 1, "i:1");
     stateful["annotations"] = json!({ keys::ROLE_WORKLOAD_TYPE: "apps/v1/StatefulSet" });
     let mut cluster = up(json!([role("a", 2, "i:1"), role("b", 1, "i:1"), stateful]), 1);
     // What a StatefulSet's controller and the scheduler make of it.
     let labels = json!({ keys::GROUP_NAME: "g", keys::ROLE_NAME: "s" });
     cluster.create(
-        Kind::ForeignPod,
+        ResourceKind::ForeignPod,
         json!({ "metadata": { "name": "g-s-0", "labels": labels }, "spec": { "nodeName": "other" } }),
     );
     let images = |image: &str| json!({ "imagePreload": { "images": [image, "i:3"] } });
@@ -168,12 +168,12 @@ fn a_group_has_its_nodes_warmed_up_with_what_each_role_there_needs() {
         let roles = json!({ "a": images("i:2"), "b": images("i:4"), "s": images("i:5") });
         json!({ "metadata": { "name": "w" }, "spec": { "targetRoleBasedGroup": { "name": group, "roles": roles } } })
     };
-    cluster.create(Kind::Warmup, warmup("g"));
+    cluster.create(ResourceKind::Warmup, warmup("g"));
     cluster.run(|_| {});
     assert_eq!(counts(&cluster.server), ("Completed".to_owned(), [2, 0, 2, 0]));
     let mut pulled: Vec<Vec<&str>> = cluster
         .server
-        .all(Kind::WarmupPod)
+        .all(ResourceKind::WarmupPod)
         .map(|pod| {
             pod["spec"]["containers"]
                 .as_array()
@@ -189,19 +189,19 @@ fn a_group_has_its_nodes_warmed_up_with_what_each_role_there_needs() {
 
 #[test]
 fn a_group_that_does_not_exist_is_waited_for() {
-    let mut cluster = Simulation::new(crate::server(), 1);
+    let mut cluster = OperatorSimulation::new(crate::server(), 1);
     let target = json!({ "name": "g", "roles": { "a": { "imagePreload": { "images": ["i:2"] } } } });
     cluster.create(
-        Kind::Warmup,
+        ResourceKind::Warmup,
         json!({ "metadata": { "name": "w" }, "spec": { "targetRoleBasedGroup": target } }),
     );
     cluster.run(|_| {});
     assert_eq!(
-        condition(cluster.server.get(Kind::Warmup, "w").unwrap(), "Complete").unwrap()["reason"],
+        condition(cluster.server.get(ResourceKind::Warmup, "w").unwrap(), "Complete").unwrap()["reason"],
         "TargetNotFound"
     );
     let roles = json!([role("a", 1, "i:1")]);
-    cluster.create(Kind::Group, json!({ "metadata": { "name": "g" }, "spec": { "roles": roles } }));
+    cluster.create(ResourceKind::Group, json!({ "metadata": { "name": "g" }, "spec": { "roles": roles } }));
     cluster.run(|_| {});
     assert_eq!(counts(&cluster.server).0, "Completed");
 }

@@ -1,6 +1,6 @@
 //! How many writes a group costs: two roles of two instances, as in the measurements of upstream's controller.
 
-use moongate_operator::Kind;
+use moongate_operator::ResourceKind;
 use serde_json::json;
 
 use crate::{role, template, up};
@@ -11,7 +11,7 @@ fn a_group_is_made_and_updated_in_place_with_few_writes() {
         let mut cluster = up(json!([role("a", 2, "i:1"), role("b", 2, "i:1")]), seed);
         let made = cluster.writes;
         assert!(made <= 50, "seed {seed}: {made} writes");
-        cluster.edit(Kind::Group, "g", |group| {
+        cluster.edit(ResourceKind::Group, "g", |group| {
             for role in group["spec"]["roles"].as_array_mut().unwrap() {
                 role["standalonePattern"]["template"] = template("i:2");
             }
@@ -21,7 +21,8 @@ fn a_group_is_made_and_updated_in_place_with_few_writes() {
         assert!(updated <= 70, "seed {seed}: {updated} writes");
         // What is as it shall be costs nothing.
         let before = cluster.writes;
-        cluster.edit(Kind::Group, "g", |group| group["metadata"]["labels"] = json!({ "some": "label" }));
+        cluster
+            .edit(ResourceKind::Group, "g", |group| group["metadata"]["labels"] = json!({ "some": "label" }));
         cluster.run(|_| {});
         assert_eq!(cluster.writes, before);
     }

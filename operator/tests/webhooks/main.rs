@@ -17,8 +17,8 @@ use kube::api::{
 use kube::{Client, Error};
 use moongate_operator::webhooks;
 use moongate_runtime::{Supervisor, bind};
-use moongate_testkit::{ControlPlane, Namespace};
-use rbg_api::conversion::{Version, convert};
+use moongate_testkit::{ControlPlane, TestNamespace};
+use rbg_api::conversion::{ApiVersion, convert};
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -44,11 +44,11 @@ async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T
 }
 
 /// Starts the webhooks at an address; port 0 takes a free one.
-fn start(namespace: &Namespace, address: SocketAddr) -> (Supervisor, SocketAddr) {
+fn start(namespace: &TestNamespace, address: SocketAddr) -> (Supervisor, SocketAddr) {
     let supervisor = Supervisor::new();
     let listener = bind(address).unwrap();
     let address = listener.local_addr().unwrap();
-    let options = webhooks::Options {
+    let options = webhooks::WebhookOptions {
         namespace: namespace.name.clone(),
         service: SERVICE.to_owned(),
         port: address.port(),
@@ -96,7 +96,7 @@ async fn registered(client: &Client) -> Secret {
     .await
 }
 
-fn api(client: &Client, version: Version, kind: &str) -> Api<DynamicObject> {
+fn api(client: &Client, version: ApiVersion, kind: &str) -> Api<DynamicObject> {
     let version = version.api_version().rsplit('/').next().unwrap();
     let gvk = GroupVersionKind::gvk("workloads.x-k8s.io", version, kind);
     let plural = format!("{}s", kind.to_lowercase());
@@ -116,7 +116,7 @@ fn role() -> Value {
 
 /// Makes a group, which may be refused for a while after a change of what the API server asks and trusts.
 async fn make(client: &Client, name: &str) {
-    let groups = api(client, Version::V1alpha2, "RoleBasedGroup");
+    let groups = api(client, ApiVersion::V1alpha2, "RoleBasedGroup");
     eventually("a group can be made", async || {
         match groups.create(&PostParams::default(), &group(name, role())).await {
             Ok(_) => Some(()),
@@ -147,7 +147,7 @@ async fn both_versions_are_served_and_invalid_specs_refused() {
 }
 
 /// Every group and set of that version among the examples.
-fn examples(version: Version) -> Vec<Value> {
+fn examples(version: ApiVersion) -> Vec<Value> {
     let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/examples")];
     let mut found = Vec::new();
     while let Some(folder) = folders.pop() {
@@ -192,52 +192,52 @@ fn missing(at: &str, sent: &Value, got: &Value) -> Vec<String> {
     }
 }
 
-async fn create(client: &Client, version: Version, object: &Value) -> Value {
+async fn create(client: &Client, version: ApiVersion, object: &Value) -> Value {
     let kind = object["kind"].as_str().unwrap();
     let object: DynamicObject = serde_json::from_value(object.clone()).unwrap();
     let created = api(client, version, kind).create(&PostParams::default(), &object).await;
     created.unwrap_or_else(|error| unreachable!("{:?}: {error}", object.metadata.name)).data
 }
 
-async fn read(client: &Client, version: Version, object: &Value) -> DynamicObject {
+async fn read(client: &Client, version: ApiVersion, object: &Value) -> DynamicObject {
     let api = api(client, version, object["kind"].as_str().unwrap());
     api.get(object["metadata"]["name"].as_str().unwrap()).await.unwrap()
 }
 
 async fn older_examples_survive(client: &Client) {
-    let examples = examples(Version::V1alpha1);
+    let examples = examples(ApiVersion::V1alpha1);
     assert!(examples.len() > 15, "only {} examples", examples.len());
     for example in &examples {
-        create(client, Version::V1alpha1, example).await;
-        let newer = read(client, Version::V1alpha2, example).await;
-        let wanted = convert(example, Version::V1alpha2).unwrap();
+        create(client, ApiVersion::V1alpha1, example).await;
+        let newer = read(client, ApiVersion::V1alpha2, example).await;
+        let wanted = convert(example, ApiVersion::V1alpha2).unwrap();
         assert_eq!(missing("newer", &wanted["spec"], &newer.data["spec"]), [""; 0]);
-        let older = read(client, Version::V1alpha1, example).await;
+        let older = read(client, ApiVersion::V1alpha1, example).await;
         assert_eq!(missing("older", &example["spec"], &older.data["spec"]), [""; 0]);
     }
 }
 
 async fn newer_examples_survive(client: &Client) {
-    let examples = examples(Version::V1alpha2);
+    let examples = examples(ApiVersion::V1alpha2);
     assert!(examples.len() > 15, "only {} examples", examples.len());
     for example in &examples {
-        create(client, Version::V1alpha2, example).await;
-        let before = read(client, Version::V1alpha2, example).await;
+        create(client, ApiVersion::V1alpha2, example).await;
+        let before = read(client, ApiVersion::V1alpha2, example).await;
         // Someone edits it through the older version, which cannot say all of it.
-        let mut older = read(client, Version::V1alpha1, example).await;
+        let mut older = read(client, ApiVersion::V1alpha1, example).await;
         older.metadata.labels.get_or_insert_default().insert("edited".into(), "yes".into());
         let name = older.metadata.name.clone().unwrap();
         let kind = example["kind"].as_str().unwrap();
-        let api = api(client, Version::V1alpha1, kind);
+        let api = api(client, ApiVersion::V1alpha1, kind);
         api.replace(&name, &PostParams::default(), &older).await.unwrap();
-        let after = read(client, Version::V1alpha2, example).await;
+        let after = read(client, ApiVersion::V1alpha2, example).await;
         assert_eq!(after.data["spec"], before.data["spec"], "{name}");
         assert_eq!(after.metadata.labels.unwrap()["edited"], "yes");
     }
 }
 
 async fn refusal(client: &Client, object: &DynamicObject) -> String {
-    let groups = api(client, Version::V1alpha2, "RoleBasedGroup");
+    let groups = api(client, ApiVersion::V1alpha2, "RoleBasedGroup");
     match groups.create(&PostParams::default(), object).await {
         Err(Error::Api(status)) => {
             assert_eq!((status.code, status.reason.as_str()), (422, "Invalid"), "{}", status.message);
@@ -269,13 +269,13 @@ async fn invalid_specs_are_refused(client: &Client) {
         "metadata": { "name": "older" }, "spec": { "roles": [{ "name": "a", "dependencies": ["a"],
             "template": { "spec": { "containers": [{ "name": "c" }] } } }] } });
     let parameters = PostParams::default();
-    let groups = api(client, Version::V1alpha1, "RoleBasedGroup");
+    let groups = api(client, ApiVersion::V1alpha1, "RoleBasedGroup");
     let object = serde_json::from_value(older.clone()).unwrap();
     let refused = groups.create(&parameters, &object).await.unwrap_err().to_string();
     assert!(refused.contains("in a circle: a"), "{refused}");
     older["kind"] = "RoleBasedGroupSet".into();
     older["spec"] = json!({ "replicas": 1, "template": older["spec"] });
-    let sets = api(client, Version::V1alpha1, "RoleBasedGroupSet");
+    let sets = api(client, ApiVersion::V1alpha1, "RoleBasedGroupSet");
     let refused = sets.create(&parameters, &serde_json::from_value(older).unwrap()).await;
     let refused = refused.unwrap_err().to_string();
     assert!(refused.contains("vrolebasedgroupset.kb.io") && refused.contains("in a circle: a"), "{refused}");
@@ -284,12 +284,12 @@ async fn invalid_specs_are_refused(client: &Client) {
 async fn an_adapter_decides(client: &Client) {
     let mut adapted = role();
     adapted["scalingAdapter"] = json!({ "enable": true });
-    let groups = api(client, Version::V1alpha2, "RoleBasedGroup");
+    let groups = api(client, ApiVersion::V1alpha2, "RoleBasedGroup");
     groups.create(&PostParams::default(), &group("adapted", adapted.clone())).await.unwrap();
     let adapter = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleBasedGroupScalingAdapter",
         "metadata": { "name": "adapted-a" },
         "spec": { "replicas": 3, "scaleTargetRef": { "name": "adapted", "role": "a" } } });
-    create(client, Version::V1alpha2, &adapter).await;
+    create(client, ApiVersion::V1alpha2, &adapter).await;
     let mut scale = async |replicas: i32| {
         adapted["replicas"] = replicas.into();
         let patch = Patch::Merge(json!({ "spec": { "roles": [adapted] } }));
@@ -309,10 +309,10 @@ async fn nothing_stops_for_rubbish_an_outage_or_a_lost_certificate() {
     install(client).await;
     let (supervisor, address) = start(&namespace, "127.0.0.1:0".parse().unwrap());
     let operator = Supervisor::new();
-    let options = moongate_operator::Options {
+    let options = moongate_operator::OperatorOptions {
         kubeconfig: Some(plane.kubeconfig()),
         namespace: Some(namespace.name.clone()),
-        ..moongate_operator::Options::default()
+        ..moongate_operator::OperatorOptions::default()
     };
     let works = operator.clone();
     operator.spawn("operator", async move { moongate_operator::run(options, &works).await.unwrap() });

@@ -1,6 +1,6 @@
 //! The KV index: which pages are where, in the engines and in the shared store.
 //!
-//! One table answers for all engines at once. Its key is the 64-bit form of a page hash, mixed with a [`Namespace`]; its
+//! One table answers for all engines at once. Its key is the 64-bit form of a page hash, mixed with a [`BlockHashNamespace`]; its
 //! value is the number of a *placement*: the engines that hold the page in L1, those that hold it in L2, and what the
 //! shared store has of it. Pages with equal answers share a placement, so an entry takes 12 bytes.
 //!
@@ -8,173 +8,179 @@
 //! It is bounded: when it is full, new pages displace those that are least likely to be asked for.
 //!
 //! Nothing here takes long. Parts of the table grow one by one; clearing an engine, losing a store node and ending a
-//! reconciliation take effect at once and leave the pages to [`PageIndex::sweep`], which the owner calls in small steps
-//! while [`PageIndex::needs_sweep`]. A lookup can be taken in steps too, by an owner that shares the index behind a lock.
+//! reconciliation take effect at once and leave the pages to [`KvBlockIndex::sweep`], which the owner calls in small steps
+//! while [`KvBlockIndex::needs_sweep`]. A lookup can be taken in steps too, by an owner that shares the index behind a lock.
 
-mod columns;
+mod column_table;
+mod eviction;
+mod hash_table;
 mod lookup;
 mod namespace;
-mod placement;
-mod shared;
-mod table;
-mod upkeep;
+mod placement_table;
+mod store_blocks;
 
 #[cfg(test)]
 mod step_tests;
 #[cfg(test)]
 mod tests;
 
-pub use columns::{EngineSlot, Tier};
-pub use lookup::{EngineHits, Hits, SharedRun};
-pub use namespace::Namespace;
-pub use shared::{MAX_PARTS, Part, SharedPlace, StoreNode};
+pub use column_table::{EngineCacheTier, EngineSlot};
+pub use lookup::{EngineHits, IndexLookup, StoreBlockRun};
+pub use namespace::BlockHashNamespace;
+pub use store_blocks::{BlockPartIndex, MAX_PARTS, StoreNodeSlot, StoredBlockLocation};
 
-use crate::prediction::Medium;
-use columns::Columns;
-use placement::{Placement, Placements};
-use shared::Store;
-use table::{Position, Table};
+use crate::prediction::StoreMedium;
+use column_table::ColumnTable;
+use hash_table::{CompactHashTable, TablePosition};
+use placement_table::{BlockPlacement, PlacementTable};
+use store_blocks::SharedStoreState;
 
 /// Whose pages a reconciliation names again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
+pub enum ReconcileSource {
     /// One tier of an engine.
-    Engine(EngineSlot, Tier),
+    Engine(EngineSlot, EngineCacheTier),
     /// The shared store, with all its nodes.
     Store,
 }
 
 /// Which pages are where. See the module's documentation.
 #[derive(Debug)]
-pub struct PageIndex {
-    table: Table,
-    placements: Placements,
-    columns: Columns,
-    store: Store,
-    max_pages: usize,
+pub struct KvBlockIndex {
+    table: CompactHashTable,
+    placements: PlacementTable,
+    columns: ColumnTable,
+    store: SharedStoreState,
+    max_blocks: usize,
     /// The placement being changed; kept for its memory.
-    draft: Placement,
+    draft: BlockPlacement,
     /// Where the search for a page to displace goes on.
-    hand: Position,
+    eviction_hand: TablePosition,
     /// Where the sweep goes on.
-    broom: Position,
+    sweep_position: TablePosition,
 }
 
 /// How large an index is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Size {
+pub struct IndexSize {
     /// Pages, including those that wait for a sweep.
-    pub pages: usize,
+    pub blocks: usize,
     /// Distinct placements of pages.
     pub placements: usize,
     /// Bytes of memory, without the allocator's own.
     pub bytes: usize,
 }
 
-impl PageIndex {
+impl KvBlockIndex {
     /// An empty index for at most `max_pages` pages (at least one).
     #[must_use]
     pub fn new(max_pages: usize) -> Self {
-        let columns = Columns::default();
+        let columns = ColumnTable::default();
         Self {
-            table: Table::new(max_pages),
-            placements: Placements::new(columns.words()),
+            table: CompactHashTable::new(max_pages),
+            placements: PlacementTable::new(columns.words()),
             columns,
-            store: Store::new(),
-            max_pages: max_pages.max(1),
-            draft: Placement::default(),
-            hand: Position::default(),
-            broom: Position::default(),
+            store: SharedStoreState::new(),
+            max_blocks: max_pages.max(1),
+            draft: BlockPlacement::default(),
+            eviction_hand: TablePosition::default(),
+            sweep_position: TablePosition::default(),
         }
     }
 
     /// How large it is.
     #[must_use]
-    pub fn size(&self) -> Size {
+    pub fn size(&self) -> IndexSize {
         let bytes = self.table.bytes() + self.placements.bytes();
-        Size { pages: self.table.len(), placements: self.placements.in_use(), bytes }
+        IndexSize { blocks: self.table.len(), placements: self.placements.in_use(), bytes }
     }
 
     /// A number for one more engine, which has no pages.
     pub fn add_engine(&mut self) -> EngineSlot {
         let engine = self.columns.add_engine();
-        self.fit_columns();
+        self.widen_sets();
         engine
     }
 
     /// Forgets an engine and its pages.
     pub fn remove_engine(&mut self, engine: EngineSlot) {
         self.columns.remove_engine(engine);
-        self.bound_leftovers();
+        self.limit_retired_columns();
     }
 
     /// Pages that an engine has in a tier.
     #[must_use]
-    pub fn engine_pages(&self, engine: EngineSlot, tier: Tier) -> u64 {
+    pub fn engine_blocks(&self, engine: EngineSlot, tier: EngineCacheTier) -> u64 {
         self.columns.pages(engine, tier)
     }
 
     /// An engine stored pages.
-    pub fn stored(&mut self, engine: EngineSlot, tier: Tier, pages: &[u64]) {
-        if self.columns.present(engine).is_some() {
+    pub fn add_engine_blocks(&mut self, engine: EngineSlot, tier: EngineCacheTier, pages: &[u64]) {
+        if self.columns.current(engine).is_some() {
             pages.iter().for_each(|&page| self.assign(engine, tier, page, true));
         }
     }
 
     /// An engine removed pages.
-    pub fn removed(&mut self, engine: EngineSlot, tier: Tier, pages: &[u64]) {
-        if self.columns.present(engine).is_some() {
+    pub fn remove_engine_blocks(&mut self, engine: EngineSlot, tier: EngineCacheTier, pages: &[u64]) {
+        if self.columns.current(engine).is_some() {
             pages.iter().for_each(|&page| self.assign(engine, tier, page, false));
         }
     }
 
     /// An engine removed all pages of a tier.
-    pub fn cleared(&mut self, engine: EngineSlot, tier: Tier) {
+    pub fn clear_engine_tier(&mut self, engine: EngineSlot, tier: EngineCacheTier) {
         self.columns.clear(engine, tier);
-        self.fit_columns();
-        self.bound_leftovers();
+        self.widen_sets();
+        self.limit_retired_columns();
     }
 
     /// A number for one more store node. `None` where all 65,536 are in use.
-    pub fn add_store_node(&mut self) -> Option<StoreNode> {
+    pub fn add_store_node(&mut self) -> Option<StoreNodeSlot> {
         self.store.add_node()
     }
 
     /// A store node is lost. Pages whose first part it had do not count any more; of pages that are spread, those whose
     /// first part is elsewhere still do, until the store says otherwise.
-    pub fn store_node_lost(&mut self, node: StoreNode) {
-        self.store.lose_node(node);
+    pub fn remove_store_node(&mut self, node: StoreNodeSlot) {
+        self.store.remove_node(node);
     }
 
     /// The store has a part of a page. A part counts once, however many replicas it has.
-    pub fn part_stored(&mut self, page: u64, part: Part, node: StoreNode, medium: Medium) {
+    pub fn add_store_part(
+        &mut self,
+        page: u64,
+        part: BlockPartIndex,
+        node: StoreNodeSlot,
+        medium: StoreMedium,
+    ) {
         if self.store.has_node(node) {
             self.change(page, true, |draft, _, store| {
-                if draft.shared.is_none() {
-                    draft.shared = store.fresh();
+                if draft.stored.is_none() {
+                    draft.stored = store.new_block();
                 }
-                draft.shared.add(part, node, medium);
+                draft.stored.add(part, node, medium);
             });
         }
     }
 
     /// The store has a part of a page no longer.
-    pub fn part_removed(&mut self, page: u64, part: Part) {
-        self.change(page, false, |draft, _, _| draft.shared.remove(part));
+    pub fn remove_store_part(&mut self, page: u64, part: BlockPartIndex) {
+        self.change(page, false, |draft, _, _| draft.stored.remove(part));
     }
 
-    /// A reconciliation begins: the source is about to name all its pages again, by [`PageIndex::stored`] or
-    /// [`PageIndex::part_stored`]. Its pages count until [`PageIndex::end_epoch`]. Begun again before that, it starts over.
-    pub fn begin_epoch(&mut self, source: Source) {
+    /// A reconciliation begins: the source is about to name all its pages again, by [`KvBlockIndex::add_engine_blocks`] or
+    /// [`KvBlockIndex::add_store_part`]. Its pages count until [`KvBlockIndex::end_reconcile`]. Begun again before that, it starts over.
+    pub fn begin_reconcile(&mut self, source: ReconcileSource) {
         match source {
-            Source::Engine(engine, tier) => {
+            ReconcileSource::Engine(engine, tier) => {
                 self.columns.begin(engine, tier);
-                self.fit_columns();
-                self.bound_leftovers();
+                self.widen_sets();
+                self.limit_retired_columns();
             }
-            Source::Store => {
+            ReconcileSource::Store => {
                 // Only after 255 reconciliations without a sweep.
-                while self.store.generation_is_taken() {
+                while self.store.is_next_generation_used() {
                     self.sweep_slots(self.table.slots());
                 }
                 self.store.begin();
@@ -183,29 +189,34 @@ impl PageIndex {
     }
 
     /// A reconciliation ends: what was not named again does not count any more.
-    pub fn end_epoch(&mut self, source: Source) {
+    pub fn end_reconcile(&mut self, source: ReconcileSource) {
         match source {
-            Source::Engine(engine, tier) => self.columns.end(engine, tier),
-            Source::Store => self.store.end(),
+            ReconcileSource::Engine(engine, tier) => self.columns.end(engine, tier),
+            ReconcileSource::Store => self.store.end(),
         }
     }
 
-    fn assign(&mut self, engine: EngineSlot, tier: Tier, page: u64, stored: bool) {
+    fn assign(&mut self, engine: EngineSlot, tier: EngineCacheTier, page: u64, stored: bool) {
         self.change(page, stored, |draft, columns, _| {
             let set = match tier {
-                Tier::L1 => &mut draft.l1,
-                Tier::L2 => &mut draft.l2,
+                EngineCacheTier::L1 => &mut draft.l1,
+                EngineCacheTier::L2 => &mut draft.l2,
             };
             columns.assign(engine, set, stored);
         });
     }
 
     /// Changes the placement of a page. A page that is unknown is added, or left alone.
-    fn change(&mut self, page: u64, add: bool, edit: impl FnOnce(&mut Placement, &Columns, &Store)) {
+    fn change(
+        &mut self,
+        page: u64,
+        add: bool,
+        edit: impl FnOnce(&mut BlockPlacement, &ColumnTable, &SharedStoreState),
+    ) {
         let at = self.table.find(page);
         let before = at.and_then(|at| self.table.value(at));
         match before {
-            Some(id) => self.load_tidy(id),
+            Some(id) => self.load_current(id),
             None if add => self.draft.clear(self.placements.words()),
             None => return,
         }
@@ -219,20 +230,20 @@ impl PageIndex {
     }
 
     /// Loads a placement without what does not count any more.
-    fn load_tidy(&mut self, id: u32) {
+    fn load_current(&mut self, id: u32) {
         self.placements.load(id, &mut self.draft);
-        self.columns.tidy(&mut self.draft.l1, Tier::L1);
-        self.columns.tidy(&mut self.draft.l2, Tier::L2);
-        self.draft.shared = self.store.current(self.draft.shared);
+        self.columns.drop_stale(&mut self.draft.l1, EngineCacheTier::L1);
+        self.columns.drop_stale(&mut self.draft.l2, EngineCacheTier::L2);
+        self.draft.stored = self.store.current(self.draft.stored);
     }
 
     /// Gives the page at a position the drafted placement instead of `before`. Returns whether the page was removed, as
     /// one that is nowhere.
-    fn replace(&mut self, at: Position, before: u32) -> bool {
-        if self.draft.shared.is_none() {
-            self.draft.shared = Default::default();
+    fn replace(&mut self, at: TablePosition, before: u32) -> bool {
+        if self.draft.stored.is_none() {
+            self.draft.stored = Default::default();
         }
-        let after = if self.draft.is_nowhere() { None } else { self.placements.acquire(&self.draft) };
+        let after = if self.draft.is_empty() { None } else { self.placements.acquire(&self.draft) };
         match after {
             Some(after) => self.table.set(at, after),
             None => self.table.remove(at),
@@ -243,32 +254,32 @@ impl PageIndex {
         }
         if after != Some(before) {
             let (l1, l2) = self.placements.sets(before);
-            self.columns.count(Tier::L1, l1, &self.draft.l1);
-            self.columns.count(Tier::L2, l2, &self.draft.l2);
+            self.columns.count(EngineCacheTier::L1, l1, &self.draft.l1);
+            self.columns.count(EngineCacheTier::L2, l2, &self.draft.l2);
             self.store.count(self.placements.shared(before), false);
-            self.store.count(self.draft.shared, true);
+            self.store.count(self.draft.stored, true);
         }
         self.placements.release(before);
         after.is_none()
     }
 
     fn insert(&mut self, page: u64) {
-        if self.draft.is_nowhere() {
+        if self.draft.is_empty() {
             return;
         }
         let Some(id) = self.placements.acquire(&self.draft) else { return };
-        self.count_whole(id, true);
-        if self.table.len() >= self.max_pages {
-            self.displace_one();
+        self.count_block(id, true);
+        if self.table.len() >= self.max_blocks {
+            self.evict_one();
         }
         self.table.insert(page, id);
     }
 
     /// Counts a page that came or went as a whole.
-    fn count_whole(&mut self, id: u32, came: bool) {
+    fn count_block(&mut self, id: u32, came: bool) {
         let (l1, l2) = self.placements.sets(id);
         let nothing = &vec![0; l1.len()][..];
-        for (tier, set) in [(Tier::L1, l1), (Tier::L2, l2)] {
+        for (tier, set) in [(EngineCacheTier::L1, l1), (EngineCacheTier::L2, l2)] {
             let (before, after) = if came { (nothing, set) } else { (set, nothing) };
             self.columns.count(tier, before, after);
         }
@@ -276,7 +287,7 @@ impl PageIndex {
     }
 
     /// Makes sets wide enough for all columns.
-    fn fit_columns(&mut self) {
+    fn widen_sets(&mut self) {
         let words = self.columns.words();
         if words > self.placements.words() {
             self.placements.widen(words);

@@ -1,12 +1,12 @@
 //! Keys of pages from different models in one index.
 
-use super::placement::mix;
+use super::placement_table::mix;
 
 /// What keeps pages apart whose hashes may be equal: another model, page size or hash scheme gives another namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Namespace(u64);
+pub struct BlockHashNamespace(u64);
 
-impl Namespace {
+impl BlockHashNamespace {
     /// The namespace of these parts. Their order and their division count.
     #[must_use]
     pub fn new(parts: &[&str]) -> Self {
@@ -36,14 +36,14 @@ mod tests {
     #[test]
     fn namespaces_differ_by_part_and_by_division() {
         let all = [&["ab", "c"][..], &["a", "bc"], &["abc"], &["ab", "c", ""], &[], &[""], &["c", "ab"]];
-        let seen: BTreeSet<u64> = all.iter().map(|parts| Namespace::new(parts).0).collect();
+        let seen: BTreeSet<u64> = all.iter().map(|parts| BlockHashNamespace::new(parts).0).collect();
         assert_eq!(seen.len(), all.len());
-        assert_ne!(Namespace::new(&["a"]).key(1), Namespace::new(&["b"]).key(1));
+        assert_ne!(BlockHashNamespace::new(&["a"]).key(1), BlockHashNamespace::new(&["b"]).key(1));
     }
 
     #[test]
     fn keys_of_a_namespace_differ() {
-        let space = Namespace::new(&["model", "64"]);
+        let space = BlockHashNamespace::new(&["model", "64"]);
         let keys: BTreeSet<u64> = (0..10_000).map(|hash| space.key(hash)).collect();
         assert_eq!(keys.len(), 10_000);
     }

@@ -13,33 +13,33 @@ proptest! {
     fn everything_may_change_between_steps(
         changes in prop::collection::vec((0..4u8, 0..3usize, 0..LONG, 0..LONG), 0..20),
     ) {
-        let prompt: Vec<u64> = (0..LONG as u64).map(|page| Namespace::new(&["long"]).key(page)).collect();
-        let mut index = PageIndex::new(1_000);
+        let prompt: Vec<u64> = (0..LONG as u64).map(|page| BlockHashNamespace::new(&["long"]).key(page)).collect();
+        let mut index = KvBlockIndex::new(1_000);
         let engines: Vec<EngineSlot> = (0..3).map(|_| index.add_engine()).collect();
-        index.stored(engines[0], Tier::L1, &prompt);
-        let mut hits = Hits::default();
+        index.add_engine_blocks(engines[0], EngineCacheTier::L1, &prompt);
+        let mut hits = IndexLookup::default();
         hits.restart();
         for (change, engine, first, last) in changes {
             let (engine, pages) = (engines[engine], prompt.get(first..last).unwrap_or_default());
             match change {
-                0 | 1 => index.stored(engine, Tier::L1, pages),
-                2 => index.removed(engine, Tier::L1, pages),
-                _ => index.cleared(engine, Tier::L1),
+                0 | 1 => index.add_engine_blocks(engine, EngineCacheTier::L1, pages),
+                2 => index.remove_engine_blocks(engine, EngineCacheTier::L1, pages),
+                _ => index.clear_engine_tier(engine, EngineCacheTier::L1),
             }
             if index.lookup_step(&prompt, &mut hits) {
-                prop_assert!(engines.iter().all(|&engine| hits.of(engine).own as usize <= LONG));
+                prop_assert!(engines.iter().all(|&engine| hits.engine(engine).local as usize <= LONG));
                 hits.restart();
             }
         }
-        let mut fresh = Hits::default();
+        let mut fresh = IndexLookup::default();
         index.lookup(&prompt, &mut fresh);
         for &engine in &engines {
             let held = |page: &&u64| {
-                let mut alone = Hits::default();
+                let mut alone = IndexLookup::default();
                 index.lookup(&[**page], &mut alone);
-                alone.of(engine).l1 == 1
+                alone.engine(engine).l1 == 1
             };
-            prop_assert_eq!(fresh.of(engine).l1 as usize, prompt.iter().take_while(held).count());
+            prop_assert_eq!(fresh.engine(engine).l1 as usize, prompt.iter().take_while(held).count());
         }
     }
 }
@@ -48,33 +48,33 @@ proptest! {
 #[test]
 #[cfg_attr(miri, ignore = "a prompt of 1,000 pages that 100 engines have takes minutes")]
 fn a_lookup_in_steps_begins_again_where_it_must() {
-    let mut index = PageIndex::new(10_000);
-    let prompt: Vec<u64> = (0..1_000).map(|page| Namespace::new(&[]).key(page)).collect();
+    let mut index = KvBlockIndex::new(10_000);
+    let prompt: Vec<u64> = (0..1_000).map(|page| BlockHashNamespace::new(&[]).key(page)).collect();
     let engines: Vec<EngineSlot> = (0..3).map(|_| index.add_engine()).collect();
-    engines.iter().for_each(|&engine| index.stored(engine, Tier::L1, &prompt));
-    let mut hits = Hits::default();
+    engines.iter().for_each(|&engine| index.add_engine_blocks(engine, EngineCacheTier::L1, &prompt));
+    let mut hits = IndexLookup::default();
     hits.restart();
     assert!(!index.lookup_step(&prompt, &mut hits));
-    index.cleared(engines[0], Tier::L1);
+    index.clear_engine_tier(engines[0], EngineCacheTier::L1);
     index.remove_engine(engines[1]);
-    index.stored(engines[0], Tier::L2, &prompt[..200]);
+    index.add_engine_blocks(engines[0], EngineCacheTier::L2, &prompt[..200]);
     let more: Vec<EngineSlot> = (0..100).map(|_| index.add_engine()).collect();
-    more.iter().for_each(|&engine| index.stored(engine, Tier::L1, &prompt[..100]));
+    more.iter().for_each(|&engine| index.add_engine_blocks(engine, EngineCacheTier::L1, &prompt[..100]));
     while !index.lookup_step(&prompt, &mut hits) {}
-    let mut fresh = Hits::default();
+    let mut fresh = IndexLookup::default();
     index.lookup(&prompt, &mut fresh);
     assert_eq!((&hits.engines, &hits.shared), (&fresh.engines, &fresh.shared));
-    assert_eq!(hits.of(engines[0]), EngineHits { l1: 0, own: 200, shared: 0 });
-    assert_eq!(hits.of(engines[2]).l1, 1_000);
+    assert_eq!(hits.engine(engines[0]), EngineHits { l1: 0, local: 200, shared: 0 });
+    assert_eq!(hits.engine(engines[2]).l1, 1_000);
 
     // However often that happens, it comes to an end.
     hits.restart();
     let mut steps = 0;
     while !index.lookup_step(&prompt, &mut hits) {
-        index.stored(more[0], Tier::L2, &prompt[..10]);
-        index.cleared(more[0], Tier::L2);
+        index.add_engine_blocks(more[0], EngineCacheTier::L2, &prompt[..10]);
+        index.clear_engine_tier(more[0], EngineCacheTier::L2);
         steps += 1;
     }
     assert!(steps < 10, "{steps}");
-    assert_eq!(hits.of(engines[2]).l1, 1_000);
+    assert_eq!(hits.engine(engines[2]).l1, 1_000);
 }

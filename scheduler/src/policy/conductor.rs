@@ -1,9 +1,12 @@
 //! Mooncake's Conductor: predicted time to first token, with a transfer where another cache is much better (Algorithm 1 of the
 //! FAST 2025 paper).
 
-use super::{Input, Policy, PolicyName, Verdict, conclude, least_loaded_decode, load, open_entries};
-use crate::cluster::InstanceIx;
-use crate::decision::{Candidate, Refusal, Term};
+use super::{
+    Policy, PolicyInput, PolicyName, PolicyVerdict, available_prefills, build_decision, least_loaded_decode,
+    load,
+};
+use crate::decision::{CandidateEngine, CostTerm, ScheduleRejection};
+use crate::fleet::InstanceIndex;
 use crate::request::Seconds;
 
 /// How many times longer the best cached prefix must be than an engine's own one before it is transferred there
@@ -15,42 +18,42 @@ const BALANCING_THRESHOLD: f64 = 1.0;
 /// It considers this request's time alone and not what its copies of pages displace; and a refusal for a fixed target falls on
 /// long prompts first. Transfers come from the shared store: no engine here fetches from another engine.
 #[derive(Debug)]
-pub(super) struct Conductor;
+pub(super) struct ConductorPolicy;
 
 /// Algorithm 1's terms for one engine.
 #[derive(Debug, Clone, Copy)]
-struct Terms {
+struct ConductorCost {
     transfer: Seconds,
     queue: Seconds,
     prefill: Seconds,
 }
 
-impl Policy for Conductor {
+impl Policy for ConductorPolicy {
     fn name(&self) -> PolicyName {
         PolicyName::Conductor
     }
 
-    fn decide(&mut self, input: &Input<'_>) -> Result<Verdict, Refusal> {
-        let open = open_entries(input)?;
+    fn decide(&mut self, input: &PolicyInput<'_>) -> Result<PolicyVerdict, ScheduleRejection> {
+        let open = available_prefills(input)?;
         let best_prefix = open.iter().map(|&ix| input.prediction.cached_tokens(ix)).max().unwrap_or(0);
-        let candidates: Vec<Candidate> = open
+        let candidates: Vec<CandidateEngine> = open
             .into_iter()
             .map(|instance| {
-                let terms = terms(input, instance, best_prefix);
-                Candidate { instance, cost: terms.ttft(), leading_term: terms.leading() }
+                let terms = cost(input, instance, best_prefix);
+                CandidateEngine { instance, cost: terms.ttft(), leading_term: terms.leading() }
             })
             .collect();
         // Only a shorter time replaces an earlier engine.
         let best =
             candidates.iter().copied().reduce(|best, next| if next.cost < best.cost { next } else { best });
-        let Some(best) = best else { return Err(Refusal::UnknownModel) };
+        let Some(best) = best else { return Err(ScheduleRejection::UnknownModel) };
         if let Some(target) = input.request.ttft_target
             && best.cost > target
         {
-            return Err(Refusal::Overloaded { retry_after: best.cost - target });
+            return Err(ScheduleRejection::Overloaded { retry_after: best.cost - target });
         }
         let decode = least_loaded_decode(input, best.instance);
-        let verdict = conclude(
+        let verdict = build_decision(
             input,
             self.name(),
             "least predicted time to first token",
@@ -59,16 +62,16 @@ impl Policy for Conductor {
             candidates,
         );
         Ok(match verdict {
-            Verdict::Send(mut decision) => {
+            PolicyVerdict::Send(mut decision) => {
                 decision.predicted_ttft = Some(best.cost);
-                Verdict::Send(decision)
+                PolicyVerdict::Send(decision)
             }
             hold => hold,
         })
     }
 }
 
-fn terms(input: &Input<'_>, instance: InstanceIx, best_prefix: u32) -> Terms {
+fn cost(input: &PolicyInput<'_>, instance: InstanceIndex, best_prefix: u32) -> ConductorCost {
     let load = load(input, instance);
     let hits = input.prediction.hits(instance);
     let own = hits.l1_tokens.saturating_add(hits.l2_tokens);
@@ -82,21 +85,21 @@ fn terms(input: &Input<'_>, instance: InstanceIx, best_prefix: u32) -> Terms {
     };
     let prefix = u64::from(own.saturating_add(transferred));
     let new = input.request.total_input_tokens().saturating_sub(prefix).max(1);
-    Terms { transfer, queue: load.prefill_wait, prefill: load.service.seconds(new, prefix) }
+    ConductorCost { transfer, queue: load.prefill_wait, prefill: load.service.seconds(new, prefix) }
 }
 
-impl Terms {
+impl ConductorCost {
     fn ttft(&self) -> Seconds {
         self.transfer + self.queue + self.prefill
     }
 
-    fn leading(&self) -> Term {
+    fn leading(&self) -> CostTerm {
         if self.queue >= self.transfer.max(self.prefill) {
-            Term::Backlog
+            CostTerm::Backlog
         } else if self.transfer > self.prefill {
-            Term::Fetch
+            CostTerm::Fetch
         } else {
-            Term::Service
+            CostTerm::Service
         }
     }
 }
@@ -104,14 +107,14 @@ impl Terms {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::scene::Scene;
-    use crate::service::ServiceModel;
+    use crate::policy::fixture::PolicyFixture;
+    use crate::prefill_time::PrefillTimeModel;
 
     /// A millisecond per token to compute.
-    fn scene(prefills: usize) -> Scene {
-        let mut scene = Scene::new(prefills);
+    fn scene(prefills: usize) -> PolicyFixture {
+        let mut scene = PolicyFixture::new(prefills);
         for load in &mut scene.loads {
-            load.service = ServiceModel { c0: 0.0, a: 0.001, b: 0.0, speed: 1.0 };
+            load.service = PrefillTimeModel { c0: 0.0, a: 0.001, b: 0.0, speed: 1.0 };
         }
         scene
     }
@@ -119,40 +122,40 @@ mod tests {
     #[test]
     fn queue_and_computation_add_up() {
         let mut scene = scene(2);
-        scene.cached(0, 300, 300, 0);
+        scene.set_cached(0, 300, 300, 0);
         scene.loads[0].prefill_wait = 0.5;
-        let decision = scene.decision(&mut Conductor);
-        assert_eq!((decision.route.entry().at(), decision.predicted_ttft), (0, Some(0.9)));
+        let decision = scene.decision(&mut ConductorPolicy);
+        assert_eq!((decision.route.prefill_instance().as_usize(), decision.predicted_ttft), (0, Some(0.9)));
         scene.loads[0].prefill_wait = 0.7;
-        assert_eq!(scene.send(&mut Conductor), 1);
+        assert_eq!(scene.send(&mut ConductorPolicy), 1);
     }
 
     #[test]
     fn the_first_of_equals_is_taken() {
-        assert_eq!(scene(3).draws(&mut Conductor)[0], 300);
+        assert_eq!(scene(3).entry_counts(&mut ConductorPolicy)[0], 300);
     }
 
     #[test]
     fn a_longer_prefix_elsewhere_is_transferred() {
         let mut scene = scene(2);
-        scene.cached(0, 900, 0, 0);
-        scene.cached(1, 0, 0, 900);
+        scene.set_cached(0, 900, 0, 0);
+        scene.set_cached(1, 0, 0, 900);
         scene.loads[0].prefill_wait = 2.0;
-        let decision = scene.decision(&mut Conductor);
-        assert_eq!(decision.route.entry().at(), 1);
+        let decision = scene.decision(&mut ConductorPolicy);
+        assert_eq!(decision.route.prefill_instance().as_usize(), 1);
         // 900 tokens of 192,512 B at 20 GB/s, and 100 to compute.
         assert!((decision.predicted_ttft.unwrap() - 0.108_663).abs() < 1e-6, "{decision:?}");
         // A queue at the link makes it dearer.
         scene.loads[1].fetch_wait = 2.0;
-        assert_eq!(scene.send(&mut Conductor), 0);
+        assert_eq!(scene.send(&mut ConductorPolicy), 0);
     }
 
     #[test]
     fn an_engine_with_the_best_prefix_transfers_nothing() {
         let mut scene = scene(1);
-        scene.cached(0, 900, 0, 0);
+        scene.set_cached(0, 900, 0, 0);
         scene.loads[0].fetch_wait = 100.0;
-        assert!(scene.decision(&mut Conductor).predicted_ttft.unwrap() < 1.0);
+        assert!(scene.decision(&mut ConductorPolicy).predicted_ttft.unwrap() < 1.0);
     }
 
     /// The known failure: a target that is the same for all refuses long prompts, however idle the fleet.
@@ -160,8 +163,11 @@ mod tests {
     fn a_flat_target_refuses_long_prompts() {
         let mut scene = scene(2);
         scene.request.ttft_target = Some(10.0);
-        assert!(scene.verdict(&mut Conductor).is_ok());
+        assert!(scene.verdict(&mut ConductorPolicy).is_ok());
         scene.request.input_tokens = 45_000;
-        assert_eq!(scene.verdict(&mut Conductor), Err(Refusal::Overloaded { retry_after: 35.0 }));
+        assert_eq!(
+            scene.verdict(&mut ConductorPolicy),
+            Err(ScheduleRejection::Overloaded { retry_after: 35.0 })
+        );
     }
 }

@@ -1,14 +1,15 @@
 //! NVIDIA Dynamo's KV router (1.6): blocks to compute less credit for blocks that are cached.
 
 use super::{
-    Input, Policy, PolicyName, Verdict, conclude, is_prefill, lightest, load, open_entries, partners,
+    Policy, PolicyInput, PolicyName, PolicyVerdict, as_prefill, available_prefills, build_decision, load,
+    min_cost, pairable_decodes,
 };
-use crate::cluster::{InstanceIx, Load, Role};
-use crate::decision::{Booking, Candidate, Refusal, Term};
+use crate::decision::{CandidateEngine, CostTerm, LoadReservation, ScheduleRejection};
+use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole};
 
 /// What a cached token is worth, if one on the device is worth 1 (`overlap_score_credit`).
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Credits {
+pub(super) struct CacheHitCredits {
     /// In host memory (`host_cache_hit_weight`).
     pub(super) host: f64,
     /// In the shared store (`shared_cache_multiplier`).
@@ -16,86 +17,93 @@ pub(super) struct Credits {
 }
 
 /// Without settings there is no shared store (`shared_cache_type=none`).
-const DEFAULT: Credits = Credits { host: 0.75, shared: 0.0 };
+const DEFAULT: CacheHitCredits = CacheHitCredits { host: 0.75, shared: 0.0 };
 
 /// Dynamo without a shared store, as it is without settings.
 ///
 /// The prefill with the least uncached work, decided on arrival; equals are drawn. The decode with the fewest blocks.
 #[derive(Debug)]
-pub(super) struct Dynamo;
+pub(super) struct DynamoPolicy;
 
-impl Policy for Dynamo {
+impl Policy for DynamoPolicy {
     fn name(&self) -> PolicyName {
         PolicyName::Dynamo
     }
 
-    fn decide(&mut self, input: &Input<'_>) -> Result<Verdict, Refusal> {
-        let open = open_entries(input)?;
+    fn decide(&mut self, input: &PolicyInput<'_>) -> Result<PolicyVerdict, ScheduleRejection> {
+        let open = available_prefills(input)?;
         least_cost(input, self.name(), &open, DEFAULT)
     }
 }
 
 /// Dynamo's choice among `open`, which is not empty. Costs are its blocks times the tokens of a block, which changes no order.
 pub(super) fn least_cost(
-    input: &Input<'_>,
+    input: &PolicyInput<'_>,
     policy: PolicyName,
-    open: &[InstanceIx],
-    credits: Credits,
-) -> Result<Verdict, Refusal> {
-    let candidates: Vec<Candidate> = open.iter().map(|&instance| price(input, instance, credits)).collect();
-    let entry = lightest(candidates.iter().map(|c| (c.instance, c.cost)), input.entropy);
-    let Some(entry) = entry else { return Err(Refusal::UnknownModel) };
+    open: &[InstanceIndex],
+    credits: CacheHitCredits,
+) -> Result<PolicyVerdict, ScheduleRejection> {
+    let candidates: Vec<CandidateEngine> =
+        open.iter().map(|&instance| candidate(input, instance, credits)).collect();
+    let entry = min_cost(candidates.iter().map(|c| (c.instance, c.cost)), input.entropy);
+    let Some(entry) = entry else { return Err(ScheduleRejection::UnknownModel) };
     // Its decode router gets no cache credit and counts its own requests alone.
-    let decode = is_prefill(input, entry).and_then(|prefill| {
-        let held = partners(input, prefill).map(|ix| (ix, load(input, ix).active_decode_tokens as f64));
-        lightest(held, input.entropy >> 32)
+    let decode = as_prefill(input, entry).and_then(|prefill| {
+        let held =
+            pairable_decodes(input, prefill).map(|ix| (ix, load(input, ix).active_decode_tokens as f64));
+        min_cost(held, input.entropy >> 32)
     });
-    let verdict = conclude(input, policy, "least uncached work", entry, decode, candidates);
+    let verdict = build_decision(input, policy, "least uncached work", entry, decode, candidates);
     Ok(match verdict {
-        Verdict::Send(mut decision) => {
-            let new = f64::from(input.request.input_tokens) - own_credit(input, entry, credits);
-            decision.booking = Booking { prefill_tokens: new.max(1.0) as u64, ..decision.booking };
-            Verdict::Send(decision)
+        PolicyVerdict::Send(mut decision) => {
+            let new = f64::from(input.request.input_tokens) - cache_credit(input, entry, credits);
+            decision.reservation =
+                LoadReservation { prefill_tokens: new.max(1.0) as u64, ..decision.reservation };
+            PolicyVerdict::Send(decision)
         }
         hold => hold,
     })
 }
 
-fn price(input: &Input<'_>, instance: InstanceIx, credits: Credits) -> Candidate {
+fn candidate(input: &PolicyInput<'_>, instance: InstanceIndex, credits: CacheHitCredits) -> CandidateEngine {
     let load = load(input, instance);
-    let credit = own_credit(input, instance, credits) + credits.shared * shared_tokens(input, instance);
+    let credit = cache_credit(input, instance, credits) + credits.shared * shared_tokens(input, instance);
     let raw = load.pending_prefill_tokens as f64 + f64::from(input.request.input_tokens);
     let prefill = (raw - credit).max(0.0);
     let leading_term = if load.pending_prefill_tokens > u64::from(input.request.input_tokens) {
-        Term::Backlog
+        CostTerm::Backlog
     } else {
-        Term::Service
+        CostTerm::Service
     };
-    Candidate { instance, cost: prefill + decode_term(input, instance, &load), leading_term }
+    CandidateEngine { instance, cost: prefill + decode_term(input, instance, &load), leading_term }
 }
 
 /// A router of prefills alone is told not to count decode blocks.
-fn decode_term(input: &Input<'_>, instance: InstanceIx, load: &Load) -> f64 {
+fn decode_term(input: &PolicyInput<'_>, instance: InstanceIndex, load: &InstanceLoad) -> f64 {
     match input.cluster.get(instance).map(|instance| instance.role) {
-        Some(Role::Plain) => load.active_decode_tokens as f64,
+        Some(InstanceRole::Plain) => load.active_decode_tokens as f64,
         _ => 0.0,
     }
 }
 
 /// Tokens that Dynamo takes for cached in the engine itself. It is also what it leaves out of the engine's load.
-pub(super) fn own_credit(input: &Input<'_>, instance: InstanceIx, credits: Credits) -> f64 {
+pub(super) fn cache_credit(
+    input: &PolicyInput<'_>,
+    instance: InstanceIndex,
+    credits: CacheHitCredits,
+) -> f64 {
     let hits = input.prediction.hits(instance);
     f64::from(hits.l1_tokens) + credits.host * f64::from(hits.l2_tokens)
 }
 
 /// Tokens in the shared store beyond those on the device. Dynamo counts those in host memory too, so that they earn both
 /// credits, and those behind a gap, which no engine can use.
-fn shared_tokens(input: &Input<'_>, instance: InstanceIx) -> f64 {
+fn shared_tokens(input: &PolicyInput<'_>, instance: InstanceIndex) -> f64 {
     let hits = input.prediction.hits(instance);
     if input.prediction.shared.is_empty() {
         return f64::from(hits.l3_tokens);
     }
-    let beyond = |run: &crate::L3Run| {
+    let beyond = |run: &crate::StoreTokenRun| {
         let end = run.first_token.saturating_add(run.tokens);
         end.saturating_sub(run.first_token.max(hits.l1_tokens))
     };
@@ -105,96 +113,96 @@ fn shared_tokens(input: &Input<'_>, instance: InstanceIx) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::scene::Scene;
-    use crate::prediction::L3Run;
+    use crate::policy::fixture::PolicyFixture;
+    use crate::prediction::StoreTokenRun;
 
     #[test]
     fn credits_differ_by_tier() {
-        let mut scene = Scene::new(2);
-        scene.cached(0, 0, 600, 0);
-        scene.cached(1, 400, 0, 0);
-        assert_eq!(scene.send(&mut Dynamo), 0);
-        scene.cached(1, 500, 0, 0);
-        assert_eq!(scene.send(&mut Dynamo), 1);
+        let mut scene = PolicyFixture::new(2);
+        scene.set_cached(0, 0, 600, 0);
+        scene.set_cached(1, 400, 0, 0);
+        assert_eq!(scene.send(&mut DynamoPolicy), 0);
+        scene.set_cached(1, 500, 0, 0);
+        assert_eq!(scene.send(&mut DynamoPolicy), 1);
     }
 
     #[test]
     fn waiting_tokens_weigh_like_own_ones() {
-        let mut scene = Scene::new(2);
-        scene.cached(0, 500, 0, 0);
+        let mut scene = PolicyFixture::new(2);
+        scene.set_cached(0, 500, 0, 0);
         scene.loads[0].pending_prefill_tokens = 499;
-        assert_eq!(scene.send(&mut Dynamo), 0);
+        assert_eq!(scene.send(&mut DynamoPolicy), 0);
         scene.loads[0].pending_prefill_tokens = 501;
-        assert_eq!(scene.send(&mut Dynamo), 1);
+        assert_eq!(scene.send(&mut DynamoPolicy), 1);
     }
 
     #[test]
     fn a_prefill_has_no_decode_term_but_a_worker_has() {
-        let mut scene = Scene::new(2);
+        let mut scene = PolicyFixture::new(2);
         scene.loads[0].active_decode_tokens = 10_000;
-        assert!(scene.draws(&mut Dynamo)[0] > 100);
+        assert!(scene.entry_counts(&mut DynamoPolicy)[0] > 100);
         let plain = scene.cluster.instances().iter().cloned().map(|mut instance| {
-            instance.role = Role::Plain;
+            instance.role = InstanceRole::Plain;
             instance
         });
-        scene.cluster = crate::Cluster::new(plain.collect());
-        assert_eq!(scene.draws(&mut Dynamo)[0], 0);
+        scene.cluster = crate::SchedulableFleet::new(plain.collect());
+        assert_eq!(scene.entry_counts(&mut DynamoPolicy)[0], 0);
     }
 
     #[test]
     fn the_decode_with_the_fewest_blocks_is_taken() {
-        let mut scene = Scene::new(1);
+        let mut scene = PolicyFixture::new(1);
         scene.loads[1].active_decode_tokens = 10;
-        assert_eq!(scene.decision(&mut Dynamo).route.exit(), InstanceIx(2));
+        assert_eq!(scene.decision(&mut DynamoPolicy).route.decode_instance(), InstanceIndex(2));
         scene.loads[2].active_decode_tokens = 20;
-        assert_eq!(scene.decision(&mut Dynamo).route.exit(), InstanceIx(1));
+        assert_eq!(scene.decision(&mut DynamoPolicy).route.decode_instance(), InstanceIndex(1));
     }
 
     /// The known failure: the load it books is what it credits, so that a page in host memory counts as a quarter of its work
     /// although the engine computes none of it.
     #[test]
     fn what_is_booked_follows_the_credits() {
-        let mut scene = Scene::new(1);
-        scene.cached(0, 200, 400, 300);
-        assert_eq!(scene.decision(&mut Dynamo).booking.prefill_tokens, 500);
-        scene.cached(0, 1000, 0, 0);
-        assert_eq!(scene.decision(&mut Dynamo).booking.prefill_tokens, 1);
+        let mut scene = PolicyFixture::new(1);
+        scene.set_cached(0, 200, 400, 300);
+        assert_eq!(scene.decision(&mut DynamoPolicy).reservation.prefill_tokens, 500);
+        scene.set_cached(0, 1000, 0, 0);
+        assert_eq!(scene.decision(&mut DynamoPolicy).reservation.prefill_tokens, 1);
     }
 
     /// The known failure: a page in host memory and in the store earns more than one on the device, and a page behind a gap earns
     /// as much as a usable one.
     #[test]
     fn shared_pages_earn_twice_and_behind_gaps() {
-        let mut scene = Scene::new(2);
-        let run = |first_token, tokens| L3Run { first_token, tokens };
+        let mut scene = PolicyFixture::new(2);
+        let run = |first_token, tokens| StoreTokenRun { first_token, tokens };
         scene.prediction.shared = vec![run(0, 400), run(800, 200)];
-        scene.cached(0, 400, 0, 0);
-        scene.cached(1, 0, 400, 0);
+        scene.set_cached(0, 400, 0, 0);
+        scene.set_cached(1, 0, 400, 0);
         let input = scene.input();
-        assert_eq!(shared_tokens(&input, InstanceIx(0)), 200.0);
-        assert_eq!(shared_tokens(&input, InstanceIx(1)), 600.0);
+        assert_eq!(shared_tokens(&input, InstanceIndex(0)), 200.0);
+        assert_eq!(shared_tokens(&input, InstanceIndex(1)), 600.0);
         let verdict = least_cost(
             &input,
             PolicyName::Dynamo,
-            &[InstanceIx(0), InstanceIx(1)],
-            Credits { shared: 0.5, ..DEFAULT },
+            &[InstanceIndex(0), InstanceIndex(1)],
+            CacheHitCredits { shared: 0.5, ..DEFAULT },
         );
-        let Ok(Verdict::Send(decision)) = verdict else { panic!("a decision") };
-        assert_eq!(decision.route.entry(), InstanceIx(1));
+        let Ok(PolicyVerdict::Send(decision)) = verdict else { panic!("a decision") };
+        assert_eq!(decision.route.prefill_instance(), InstanceIndex(1));
     }
 
     #[test]
     fn without_runs_the_usable_part_counts() {
-        let mut scene = Scene::new(1);
-        scene.cached(0, 100, 0, 300);
-        assert_eq!(shared_tokens(&scene.input(), InstanceIx(0)), 300.0);
+        let mut scene = PolicyFixture::new(1);
+        scene.set_cached(0, 100, 0, 300);
+        assert_eq!(shared_tokens(&scene.input(), InstanceIndex(0)), 300.0);
     }
 
     #[test]
-    fn the_shared_store_is_unknown_without_settings_and_equals_are_drawn() {
-        let mut scene = Scene::new(3);
-        scene.cached(0, 0, 0, 900);
-        let draws = scene.draws(&mut Dynamo);
+    fn shared_store_needs_settings_and_ties_are_random() {
+        let mut scene = PolicyFixture::new(3);
+        scene.set_cached(0, 0, 0, 900);
+        let draws = scene.entry_counts(&mut DynamoPolicy);
         assert!(draws[..3].iter().all(|&times| times > 60), "{draws:?}");
     }
 }

@@ -1,33 +1,33 @@
 //! Least token load.
 
 use super::{
-    Input, Policy, PolicyName, Verdict, conclude, entry_cost, least_loaded_decode, lightest, load,
-    open_entries,
+    Policy, PolicyInput, PolicyName, PolicyVerdict, available_prefills, build_decision, least_loaded_decode,
+    load, min_cost, prefill_cost,
 };
-use crate::decision::{Candidate, Refusal, Term};
+use crate::decision::{CandidateEngine, CostTerm, ScheduleRejection};
 
 /// Counts tokens, not requests: one 100 k prompt is not one "hello". Ties go to a random member, so that an idle
 /// fleet is used evenly.
 #[derive(Debug)]
-pub(super) struct LeastLoad;
+pub(super) struct LeastLoadPolicy;
 
-impl Policy for LeastLoad {
+impl Policy for LeastLoadPolicy {
     fn name(&self) -> PolicyName {
         PolicyName::LeastLoad
     }
 
-    fn decide(&mut self, input: &Input<'_>) -> Result<Verdict, Refusal> {
-        let candidates: Vec<Candidate> = open_entries(input)?
+    fn decide(&mut self, input: &PolicyInput<'_>) -> Result<PolicyVerdict, ScheduleRejection> {
+        let candidates: Vec<CandidateEngine> = available_prefills(input)?
             .into_iter()
-            .map(|instance| Candidate {
+            .map(|instance| CandidateEngine {
                 instance,
-                cost: entry_cost(&load(input, instance)),
-                leading_term: Term::Backlog,
+                cost: prefill_cost(&load(input, instance)),
+                leading_term: CostTerm::Backlog,
             })
             .collect();
-        let entry = lightest(candidates.iter().map(|c| (c.instance, c.cost)), input.entropy);
-        let Some(entry) = entry else { return Err(Refusal::UnknownModel) };
+        let entry = min_cost(candidates.iter().map(|c| (c.instance, c.cost)), input.entropy);
+        let Some(entry) = entry else { return Err(ScheduleRejection::UnknownModel) };
         let decode = least_loaded_decode(input, entry);
-        Ok(conclude(input, self.name(), "fewest tokens ahead", entry, decode, candidates))
+        Ok(build_decision(input, self.name(), "fewest tokens ahead", entry, decode, candidates))
     }
 }

@@ -1,30 +1,35 @@
 //! Fewest requests.
 
 use super::{
-    Input, Policy, PolicyName, Verdict, conclude, is_prefill, lightest, open_entries, partners, requests,
+    Policy, PolicyInput, PolicyName, PolicyVerdict, active_requests, as_prefill, available_prefills,
+    build_decision, min_cost, pairable_decodes,
 };
-use crate::decision::{Candidate, Refusal, Term};
+use crate::decision::{CandidateEngine, CostTerm, ScheduleRejection};
 
 /// Counts requests whatever their length: what most load balancers do. Ties go to a random member.
 #[derive(Debug)]
-pub(super) struct LeastRequests;
+pub(super) struct LeastRequestsPolicy;
 
-impl Policy for LeastRequests {
+impl Policy for LeastRequestsPolicy {
     fn name(&self) -> PolicyName {
         PolicyName::LeastRequests
     }
 
-    fn decide(&mut self, input: &Input<'_>) -> Result<Verdict, Refusal> {
-        let requests = |ix| f64::from(requests(input, ix));
-        let candidates: Vec<Candidate> = open_entries(input)?
+    fn decide(&mut self, input: &PolicyInput<'_>) -> Result<PolicyVerdict, ScheduleRejection> {
+        let requests = |ix| f64::from(active_requests(input, ix));
+        let candidates: Vec<CandidateEngine> = available_prefills(input)?
             .into_iter()
-            .map(|instance| Candidate { instance, cost: requests(instance), leading_term: Term::Backlog })
+            .map(|instance| CandidateEngine {
+                instance,
+                cost: requests(instance),
+                leading_term: CostTerm::Backlog,
+            })
             .collect();
-        let entry = lightest(candidates.iter().map(|c| (c.instance, c.cost)), input.entropy);
-        let Some(entry) = entry else { return Err(Refusal::UnknownModel) };
-        let decode = is_prefill(input, entry).and_then(|prefill| {
-            lightest(partners(input, prefill).map(|ix| (ix, requests(ix))), input.entropy >> 32)
+        let entry = min_cost(candidates.iter().map(|c| (c.instance, c.cost)), input.entropy);
+        let Some(entry) = entry else { return Err(ScheduleRejection::UnknownModel) };
+        let decode = as_prefill(input, entry).and_then(|prefill| {
+            min_cost(pairable_decodes(input, prefill).map(|ix| (ix, requests(ix))), input.entropy >> 32)
         });
-        Ok(conclude(input, self.name(), "fewest requests", entry, decode, candidates))
+        Ok(build_decision(input, self.name(), "fewest requests", entry, decode, candidates))
     }
 }

@@ -1,10 +1,11 @@
 //! llm-d's endpoint picker with its sample configuration for precise prefix caching.
 
 use super::{
-    Input, Policy, PolicyName, Verdict, conclude, least_loaded_decode, lightest, load, open_entries,
+    Policy, PolicyInput, PolicyName, PolicyVerdict, available_prefills, build_decision, least_loaded_decode,
+    load, min_cost,
 };
-use crate::cluster::{InstanceIx, Load};
-use crate::decision::{Candidate, Refusal, Term};
+use crate::decision::{CandidateEngine, CostTerm, ScheduleRejection};
+use crate::fleet::{InstanceIndex, InstanceLoad};
 
 /// Weight of the share of the prompt's pages that an engine has (llm-d's `precise-prefix-cache-scorer` in
 /// `epp-precise-prefix-cache-config.yaml`).
@@ -22,57 +23,57 @@ const HOST_PAGE: f64 = 0.8;
 /// the engines last said, so everything goes to one engine until they speak again. Shares ignore how long the prompt is, and
 /// the shared store is unknown.
 #[derive(Debug)]
-pub(super) struct LlmD;
+pub(super) struct LlmDPolicy;
 
-impl Policy for LlmD {
+impl Policy for LlmDPolicy {
     fn name(&self) -> PolicyName {
         PolicyName::LlmD
     }
 
-    fn decide(&mut self, input: &Input<'_>) -> Result<Verdict, Refusal> {
-        let open = open_entries(input)?;
-        let queues = || open.iter().filter_map(|&ix| waiting(&load(input, ix)));
+    fn decide(&mut self, input: &PolicyInput<'_>) -> Result<PolicyVerdict, ScheduleRejection> {
+        let open = available_prefills(input)?;
+        let queues = || open.iter().filter_map(|&ix| waiting_requests(&load(input, ix)));
         let (shortest, longest) = (queues().min().unwrap_or(0), queues().max().unwrap_or(0));
-        let candidates: Vec<Candidate> = open
+        let candidates: Vec<CandidateEngine> = open
             .iter()
             .map(|&instance| {
                 let load = load(input, instance);
                 let prefix = PREFIX_WEIGHT * prefix_score(input, instance);
                 let queue = QUEUE_WEIGHT * queue_score(&load, shortest, longest);
                 let free = FREE_WEIGHT * free_score(&load);
-                let leading_term = if prefix > queue { Term::Service } else { Term::Backlog };
+                let leading_term = if prefix > queue { CostTerm::Service } else { CostTerm::Backlog };
                 // What is missing to the best possible score.
                 let cost = PREFIX_WEIGHT + QUEUE_WEIGHT + FREE_WEIGHT - prefix - queue - free;
-                Candidate { instance, cost, leading_term }
+                CandidateEngine { instance, cost, leading_term }
             })
             .collect();
-        let entry = lightest(candidates.iter().map(|c| (c.instance, c.cost)), input.entropy);
-        let Some(entry) = entry else { return Err(Refusal::UnknownModel) };
+        let entry = min_cost(candidates.iter().map(|c| (c.instance, c.cost)), input.entropy);
+        let Some(entry) = entry else { return Err(ScheduleRejection::UnknownModel) };
         let decode = least_loaded_decode(input, entry);
-        Ok(conclude(input, self.name(), "highest score", entry, decode, candidates))
+        Ok(build_decision(input, self.name(), "highest score", entry, decode, candidates))
     }
 }
 
-fn prefix_score(input: &Input<'_>, ix: InstanceIx) -> f64 {
+fn prefix_score(input: &PolicyInput<'_>, ix: InstanceIndex) -> f64 {
     let hits = input.prediction.hits(ix);
     let pages = f64::from(hits.l1_tokens) + HOST_PAGE * f64::from(hits.l2_tokens);
     (pages / f64::from(input.request.input_tokens.max(1))).min(1.0)
 }
 
-fn waiting(load: &Load) -> Option<u32> {
+fn waiting_requests(load: &InstanceLoad) -> Option<u32> {
     load.reported.map(|reported| reported.waiting)
 }
 
 /// 1 for the shortest queue, 0 for the longest and for an engine that has not spoken.
-fn queue_score(load: &Load, shortest: u32, longest: u32) -> f64 {
-    match waiting(load) {
+fn queue_score(load: &InstanceLoad, shortest: u32, longest: u32) -> f64 {
+    match waiting_requests(load) {
         None => 0.0,
         Some(_) if shortest == longest => 1.0,
         Some(waiting) => f64::from(longest - waiting) / f64::from(longest - shortest),
     }
 }
 
-fn free_score(load: &Load) -> f64 {
+fn free_score(load: &InstanceLoad) -> f64 {
     match load.reported {
         Some(reported) if reported.capacity_tokens > 0 => {
             (1.0 - reported.used_tokens as f64 / reported.capacity_tokens as f64).max(0.0)
@@ -85,15 +86,15 @@ fn free_score(load: &Load) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::Reported;
-    use crate::policy::scene::Scene;
+    use crate::fleet::ReportedLoad;
+    use crate::policy::fixture::PolicyFixture;
 
-    fn reported(waiting: u32) -> Option<Reported> {
-        Some(Reported { waiting, capacity_tokens: 100, ..Reported::default() })
+    fn reported(waiting: u32) -> Option<ReportedLoad> {
+        Some(ReportedLoad { waiting, capacity_tokens: 100, ..ReportedLoad::default() })
     }
 
-    fn scene(waiting: &[u32]) -> Scene {
-        let mut scene = Scene::new(waiting.len());
+    fn scene(waiting: &[u32]) -> PolicyFixture {
+        let mut scene = PolicyFixture::new(waiting.len());
         for (load, &waiting) in scene.loads.iter_mut().zip(waiting) {
             load.reported = reported(waiting);
         }
@@ -103,22 +104,22 @@ mod tests {
     #[test]
     fn the_cached_share_weighs_twice_the_queue() {
         let mut scene = scene(&[3, 0]);
-        scene.cached(0, 600, 0, 0);
-        assert_eq!(scene.send(&mut LlmD), 0);
-        scene.cached(0, 400, 0, 0);
-        assert_eq!(scene.send(&mut LlmD), 1);
+        scene.set_cached(0, 600, 0, 0);
+        assert_eq!(scene.send(&mut LlmDPolicy), 0);
+        scene.set_cached(0, 400, 0, 0);
+        assert_eq!(scene.send(&mut LlmDPolicy), 1);
         // 0.8 of a page in host memory: 2 x 0.56 against 1.
-        scene.cached(0, 0, 700, 0);
-        assert_eq!(scene.send(&mut LlmD), 0);
-        scene.cached(0, 0, 600, 0);
-        assert_eq!(scene.send(&mut LlmD), 1);
+        scene.set_cached(0, 0, 700, 0);
+        assert_eq!(scene.send(&mut LlmDPolicy), 0);
+        scene.set_cached(0, 0, 600, 0);
+        assert_eq!(scene.send(&mut LlmDPolicy), 1);
     }
 
     #[test]
     fn a_full_cache_is_avoided() {
         let mut scene = scene(&[0, 0]);
-        scene.loads[0].reported = Some(Reported { used_tokens: 90, ..reported(0).unwrap() });
-        assert_eq!(scene.send(&mut LlmD), 1);
+        scene.loads[0].reported = Some(ReportedLoad { used_tokens: 90, ..reported(0).unwrap() });
+        assert_eq!(scene.send(&mut LlmDPolicy), 1);
     }
 
     /// The known failure: the queue's score is relative, so one waiting request outweighs a prompt that is cached by 40 %, and five
@@ -127,10 +128,10 @@ mod tests {
     fn one_waiting_request_weighs_as_much_as_many() {
         for waiting in [1, 500] {
             let mut scene = scene(&[waiting, 0]);
-            scene.cached(0, 400, 0, 0);
-            assert_eq!(scene.send(&mut LlmD), 1);
-            scene.cached(0, 600, 0, 0);
-            assert_eq!(scene.send(&mut LlmD), 0);
+            scene.set_cached(0, 400, 0, 0);
+            assert_eq!(scene.send(&mut LlmDPolicy), 1);
+            scene.set_cached(0, 600, 0, 0);
+            assert_eq!(scene.send(&mut LlmDPolicy), 0);
         }
     }
 
@@ -140,14 +141,14 @@ mod tests {
         let mut scene = scene(&[0, 1]);
         scene.loads[0].in_flight = 100;
         scene.loads[0].pending_prefill_tokens = 1_000_000;
-        assert_eq!(scene.send(&mut LlmD), 0);
+        assert_eq!(scene.send(&mut LlmDPolicy), 0);
     }
 
     #[test]
     fn the_shared_store_is_unknown_and_equals_are_drawn() {
         let mut scene = scene(&[0, 0, 0]);
-        scene.cached(0, 0, 0, 900);
-        let draws = scene.draws(&mut LlmD);
+        scene.set_cached(0, 0, 0, 900);
+        let draws = scene.entry_counts(&mut LlmDPolicy);
         assert!(draws[..3].iter().all(|&times| times > 60), "{draws:?}");
     }
 
@@ -155,6 +156,6 @@ mod tests {
     fn engines_that_say_nothing_come_last() {
         let mut scene = scene(&[5, 9, 5]);
         scene.loads[0].reported = None;
-        assert_eq!(scene.send(&mut LlmD), 2);
+        assert_eq!(scene.send(&mut LlmDPolicy), 2);
     }
 }

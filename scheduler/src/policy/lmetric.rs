@@ -1,9 +1,10 @@
 //! LMetric: a product instead of a weighted sum (Zhang et al., OSDI 2026, arXiv 2603.15202).
 
 use super::{
-    Input, Policy, PolicyName, Verdict, conclude, least_loaded_decode, lightest, load, open_entries, requests,
+    Policy, PolicyInput, PolicyName, PolicyVerdict, active_requests, available_prefills, build_decision,
+    least_loaded_decode, load, min_cost,
 };
-use crate::decision::{Candidate, Refusal, Term};
+use crate::decision::{CandidateEngine, CostTerm, ScheduleRejection};
 
 /// New prompt tokens that the engine would have to compute times the size its batch would have, this request included in both: no
 /// weights to tune.
@@ -11,15 +12,15 @@ use crate::decision::{Candidate, Refusal, Term};
 /// An engine that has almost all of a popular prompt keeps its requests until its batch is as many times larger as its part of the
 /// prompt is smaller.
 #[derive(Debug)]
-pub(super) struct LMetric;
+pub(super) struct LMetricPolicy;
 
-impl Policy for LMetric {
+impl Policy for LMetricPolicy {
     fn name(&self) -> PolicyName {
         PolicyName::LMetric
     }
 
-    fn decide(&mut self, input: &Input<'_>) -> Result<Verdict, Refusal> {
-        let candidates: Vec<Candidate> = open_entries(input)?
+    fn decide(&mut self, input: &PolicyInput<'_>) -> Result<PolicyVerdict, ScheduleRejection> {
+        let candidates: Vec<CandidateEngine> = available_prefills(input)?
             .into_iter()
             .map(|instance| {
                 let load = load(input, instance);
@@ -27,16 +28,16 @@ impl Policy for LMetric {
                 let own = hits.l1_tokens.saturating_add(hits.l2_tokens);
                 let new = input.request.total_input_tokens().saturating_sub(u64::from(own));
                 let leading_term =
-                    if new > load.pending_prefill_tokens { Term::Service } else { Term::Backlog };
-                let cost =
-                    (load.pending_prefill_tokens + new) as f64 * f64::from(requests(input, instance) + 1);
-                Candidate { instance, cost, leading_term }
+                    if new > load.pending_prefill_tokens { CostTerm::Service } else { CostTerm::Backlog };
+                let cost = (load.pending_prefill_tokens + new) as f64
+                    * f64::from(active_requests(input, instance) + 1);
+                CandidateEngine { instance, cost, leading_term }
             })
             .collect();
-        let entry = lightest(candidates.iter().map(|c| (c.instance, c.cost)), input.entropy);
-        let Some(entry) = entry else { return Err(Refusal::UnknownModel) };
+        let entry = min_cost(candidates.iter().map(|c| (c.instance, c.cost)), input.entropy);
+        let Some(entry) = entry else { return Err(ScheduleRejection::UnknownModel) };
         let decode = least_loaded_decode(input, entry);
-        Ok(conclude(
+        Ok(build_decision(
             input,
             self.name(),
             "least product of new tokens and batch size",
@@ -50,36 +51,36 @@ impl Policy for LMetric {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::scene::Scene;
+    use crate::policy::fixture::PolicyFixture;
 
     #[test]
     fn the_product_decides() {
-        let mut scene = Scene::new(2);
-        scene.busy(0, 3);
-        scene.busy(1, 1);
+        let mut scene = PolicyFixture::new(2);
+        scene.set_pending_prefills(0, 3);
+        scene.set_pending_prefills(1, 1);
         // 1,000 x 4 against 1,000 x 2, then 400 x 4 and 600 x 4.
-        assert_eq!(scene.send(&mut LMetric), 1);
-        scene.cached(0, 500, 100, 0);
-        assert_eq!(scene.send(&mut LMetric), 0);
+        assert_eq!(scene.send(&mut LMetricPolicy), 1);
+        scene.set_cached(0, 500, 100, 0);
+        assert_eq!(scene.send(&mut LMetricPolicy), 0);
         scene.loads[0].pending_prefill_tokens = 200;
-        assert_eq!(scene.send(&mut LMetric), 1);
+        assert_eq!(scene.send(&mut LMetricPolicy), 1);
     }
 
     #[test]
     fn an_idle_engine_without_the_prompt_costs_its_computation() {
-        let mut scene = Scene::new(3);
-        scene.cached(1, 990, 0, 0);
-        assert_eq!(scene.draws(&mut LMetric)[1], 300);
+        let mut scene = PolicyFixture::new(3);
+        scene.set_cached(1, 990, 0, 0);
+        assert_eq!(scene.entry_counts(&mut LMetricPolicy)[1], 300);
     }
 
     /// The known failure: an engine that has a popular prompt keeps its requests, however many wait there already.
     #[test]
     fn a_hot_prompt_keeps_its_engine() {
-        let mut scene = Scene::new(2);
-        scene.cached(0, 990, 0, 0);
-        scene.busy(0, 90);
-        assert_eq!(scene.send(&mut LMetric), 0);
-        scene.busy(0, 110);
-        assert_eq!(scene.send(&mut LMetric), 1);
+        let mut scene = PolicyFixture::new(2);
+        scene.set_cached(0, 990, 0, 0);
+        scene.set_pending_prefills(0, 90);
+        assert_eq!(scene.send(&mut LMetricPolicy), 0);
+        scene.set_pending_prefills(0, 110);
+        assert_eq!(scene.send(&mut LMetricPolicy), 1);
     }
 }

@@ -4,44 +4,46 @@ mod cache_aware;
 mod conductor;
 mod dynamo;
 mod dynamo_queue;
+mod hash_ring;
 mod least_load;
 mod least_requests;
-mod lightest;
 mod llm_d;
 mod lmetric;
+mod min_cost;
 mod name_hash;
 mod power_of_two;
 mod predictive;
 mod prefix_hash;
 mod random;
-mod ring;
-mod rotation;
+mod round_robin;
 
 use std::fmt;
 use std::str::FromStr;
 
-use self::lightest::lightest;
-use crate::cluster::{Cluster, Instance, InstanceIx, Load, Role};
-use crate::decision::{Booking, Candidate, Decision, Explanation, Refusal, Route};
-use crate::estimate::Estimate;
-use crate::prediction::Prediction;
-use crate::request::{Request, Seconds};
-use crate::service_mix::ServiceMix;
-use crate::settings::Settings;
+use self::min_cost::min_cost;
+use crate::decision::{
+    CandidateEngine, DecisionExplanation, EngineRoute, LoadReservation, RoutingDecision, ScheduleRejection,
+};
+use crate::estimate::PrefillEstimate;
+use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole, SchedulableFleet, SchedulableInstance};
+use crate::options::SchedulerOptions;
+use crate::prediction::CacheHitPrediction;
+use crate::prefill_time_distribution::PrefillTimeDistribution;
+use crate::request::{RequestProfile, Seconds};
 
 /// Everything a decision may depend on.
 #[derive(Debug, Clone, Copy)]
-pub struct Input<'a> {
+pub struct PolicyInput<'a> {
     /// The request.
-    pub request: &'a Request,
+    pub request: &'a RequestProfile,
     /// The fleet.
-    pub cluster: &'a Cluster,
+    pub cluster: &'a SchedulableFleet,
     /// One per instance, in the cluster's order.
-    pub loads: &'a [Load],
+    pub loads: &'a [InstanceLoad],
     /// Cache hits, in the cluster's order.
-    pub prediction: &'a Prediction,
+    pub prediction: &'a CacheHitPrediction,
     /// What prompts the engines have had to compute of late.
-    pub mix: &'a ServiceMix,
+    pub mix: &'a PrefillTimeDistribution,
     /// The caller's clock.
     pub now: Seconds,
     /// When the request arrived, by the same clock.
@@ -54,26 +56,26 @@ pub struct Input<'a> {
 
 /// What is the same for all questions of a round.
 #[derive(Debug, Clone, Copy)]
-pub struct Round<'a> {
+pub struct ScheduleRound<'a> {
     /// The fleet.
-    pub cluster: &'a Cluster,
+    pub cluster: &'a SchedulableFleet,
     /// One per instance, in the cluster's order, before anything is sent.
-    pub loads: &'a [Load],
+    pub loads: &'a [InstanceLoad],
     /// Requests that will be asked about.
-    pub held: usize,
-    /// Most tokens that any of them could be given from the shared store, by the time that they take: see [`Prediction::stored`].
-    pub most_stored: f64,
+    pub queued_requests: usize,
+    /// Most tokens that any of them could be given from the shared store, by the time that they take: see [`CacheHitPrediction::stored`].
+    pub max_store_fetch_tokens: f64,
     /// The caller's clock.
     pub now: Seconds,
 }
 
 /// What to do with a request now.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Verdict {
+pub enum PolicyVerdict {
     /// Send it.
-    Send(Decision),
+    Send(RoutingDecision),
     /// Keep it: a later engine is better than any now.
-    Hold {
+    Defer {
         /// When to ask again, if nothing else happens before; infinite if only an event can change the answer.
         until: Seconds,
     },
@@ -86,35 +88,35 @@ pub trait Policy: fmt::Debug + Send {
 
     /// Its place among held requests: smaller goes first, equals in order of arrival. Asked when the request arrives and
     /// when its prediction changes. Policies that never hold need none.
-    fn rank(&self, input: &Input<'_>) -> f64 {
+    fn rank(&self, input: &PolicyInput<'_>) -> f64 {
         input.arrived
     }
 
     /// A round of questions begins: every held request is asked about once, in order of rank.
-    fn begin(&mut self, round: &Round<'_>) {
+    fn begin_round(&mut self, round: &ScheduleRound<'_>) {
         let _ = round;
     }
 
     /// Whether the longest held request has waited so long that it goes before all others this time.
-    fn is_aged(&self, input: &Input<'_>) -> bool {
+    fn is_starving(&self, input: &PolicyInput<'_>) -> bool {
         let _ = input;
         false
     }
 
-    /// Work of held requests on an engine that goes before the request asked about: what [`Load::prefill_wait`] lacks.
-    fn planned(&self, engine: InstanceIx) -> Seconds {
+    /// Work of held requests on an engine that goes before the request asked about: what [`InstanceLoad::prefill_wait`] lacks.
+    fn planned_work(&self, engine: InstanceIndex) -> Seconds {
         let _ = engine;
         0.0
     }
 
-    /// Chooses a route, or to wait. Beyond the round, only [`Policy::sent`] changes what later answers depend on.
+    /// Chooses a route, or to wait. Beyond the round, only [`Policy::on_sent`] changes what later answers depend on.
     ///
     /// # Errors
-    /// [`Refusal`] if no route is possible or wanted.
-    fn decide(&mut self, input: &Input<'_>) -> Result<Verdict, Refusal>;
+    /// [`ScheduleRejection`] if no route is possible or wanted.
+    fn decide(&mut self, input: &PolicyInput<'_>) -> Result<PolicyVerdict, ScheduleRejection>;
 
     /// The decision was carried out: for policies that keep a picture of their own.
-    fn sent(&mut self, input: &Input<'_>, decision: &Decision) {
+    fn on_sent(&mut self, input: &PolicyInput<'_>, decision: &RoutingDecision) {
         let _ = (input, decision);
     }
 }
@@ -191,21 +193,21 @@ impl PolicyName {
 
     /// Makes the policy.
     #[must_use]
-    pub fn build(self, settings: &Settings) -> Box<dyn Policy> {
+    pub fn build(self, settings: &SchedulerOptions) -> Box<dyn Policy> {
         match self {
-            PolicyName::Predictive => Box::new(predictive::Predictive::new(settings)),
-            PolicyName::Random => Box::new(random::Random),
-            PolicyName::RoundRobin => Box::new(rotation::RoundRobin),
-            PolicyName::PowerOfTwo => Box::new(power_of_two::PowerOfTwo),
-            PolicyName::LeastRequests => Box::new(least_requests::LeastRequests),
-            PolicyName::LeastLoad => Box::new(least_load::LeastLoad),
-            PolicyName::CacheAware => Box::new(cache_aware::CacheAware::default()),
-            PolicyName::PrefixHash => Box::new(prefix_hash::PrefixHash::default()),
-            PolicyName::LlmD => Box::new(llm_d::LlmD),
-            PolicyName::LMetric => Box::new(lmetric::LMetric),
-            PolicyName::Dynamo => Box::new(dynamo::Dynamo),
-            PolicyName::DynamoQueue => Box::new(dynamo_queue::DynamoQueue),
-            PolicyName::Conductor => Box::new(conductor::Conductor),
+            PolicyName::Predictive => Box::new(predictive::PredictivePolicy::new(settings)),
+            PolicyName::Random => Box::new(random::RandomPolicy),
+            PolicyName::RoundRobin => Box::new(round_robin::RoundRobinPolicy),
+            PolicyName::PowerOfTwo => Box::new(power_of_two::PowerOfTwoPolicy),
+            PolicyName::LeastRequests => Box::new(least_requests::LeastRequestsPolicy),
+            PolicyName::LeastLoad => Box::new(least_load::LeastLoadPolicy),
+            PolicyName::CacheAware => Box::new(cache_aware::CacheAwarePolicy::default()),
+            PolicyName::PrefixHash => Box::new(prefix_hash::PrefixHashPolicy::default()),
+            PolicyName::LlmD => Box::new(llm_d::LlmDPolicy),
+            PolicyName::LMetric => Box::new(lmetric::LMetricPolicy),
+            PolicyName::Dynamo => Box::new(dynamo::DynamoPolicy),
+            PolicyName::DynamoQueue => Box::new(dynamo_queue::DynamoQueuePolicy),
+            PolicyName::Conductor => Box::new(conductor::ConductorPolicy),
         }
     }
 }
@@ -217,9 +219,9 @@ impl From<PolicyName> for &'static str {
 }
 
 impl TryFrom<String> for PolicyName {
-    type Error = UnknownPolicy;
+    type Error = UnknownPolicyError;
 
-    fn try_from(name: String) -> Result<Self, UnknownPolicy> {
+    fn try_from(name: String) -> Result<Self, UnknownPolicyError> {
         name.parse()
     }
 }
@@ -233,121 +235,131 @@ impl fmt::Display for PolicyName {
 /// A policy name that does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no policy is called {0:?}; the policies are {all}", all = PolicyName::ALL.map(PolicyName::as_str).join(", "))]
-pub struct UnknownPolicy(String);
+pub struct UnknownPolicyError(String);
 
 impl FromStr for PolicyName {
-    type Err = UnknownPolicy;
+    type Err = UnknownPolicyError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Self::ALL.into_iter().find(|name| name.as_str() == text).ok_or_else(|| UnknownPolicy(text.to_owned()))
+        Self::ALL
+            .into_iter()
+            .find(|name| name.as_str() == text)
+            .ok_or_else(|| UnknownPolicyError(text.to_owned()))
     }
 }
 
 /// Available entries of the request's model: plain workers, and prefills with at least one available decode to
 /// pair with.
-fn open_entries(input: &Input<'_>) -> Result<Vec<InstanceIx>, Refusal> {
+fn available_prefills(input: &PolicyInput<'_>) -> Result<Vec<InstanceIndex>, ScheduleRejection> {
     let model = input.request.model;
-    let entries = input.cluster.entries(model);
+    let entries = input.cluster.prefills(model);
     let decodes = input.cluster.decodes(model);
     if entries.is_empty() {
         return Err(if decodes.is_empty() {
-            Refusal::UnknownModel
+            ScheduleRejection::UnknownModel
         } else {
-            Refusal::NoneAvailable { entries: 0, decodes: decodes.len() }
+            ScheduleRejection::NoneAvailable { prefills: 0, decodes: decodes.len() }
         });
     }
-    let open: Vec<InstanceIx> = entries
+    let open: Vec<InstanceIndex> = entries
         .iter()
         .copied()
-        .filter(|&ix| available(input, ix))
+        .filter(|&ix| is_available(input, ix))
         .filter(|&ix| match input.cluster.get(ix) {
-            Some(Instance { role: Role::Plain, .. }) => true,
-            Some(prefill) => partners(input, prefill).next().is_some(),
+            Some(SchedulableInstance { role: InstanceRole::Plain, .. }) => true,
+            Some(prefill) => pairable_decodes(input, prefill).next().is_some(),
             None => false,
         })
         .collect();
     if open.is_empty() {
-        return Err(Refusal::NoneAvailable { entries: entries.len(), decodes: decodes.len() });
+        return Err(ScheduleRejection::NoneAvailable { prefills: entries.len(), decodes: decodes.len() });
     }
     Ok(open)
 }
 
 /// Available decodes that can take over from `prefill`.
-fn partners<'a>(input: &'a Input<'_>, prefill: &'a Instance) -> impl Iterator<Item = InstanceIx> + 'a {
-    let of_domain = move |ix: &InstanceIx| input.cluster.get(*ix).is_some_and(|d| d.domain == prefill.domain);
+fn pairable_decodes<'a>(
+    input: &'a PolicyInput<'_>,
+    prefill: &'a SchedulableInstance,
+) -> impl Iterator<Item = InstanceIndex> + 'a {
+    let of_domain =
+        move |ix: &InstanceIndex| input.cluster.get(*ix).is_some_and(|d| d.domain == prefill.domain);
     input
         .cluster
         .decodes(input.request.model)
         .iter()
         .copied()
-        .filter(|&ix| available(input, ix))
+        .filter(|&ix| is_available(input, ix))
         .filter(of_domain)
 }
 
-fn available(input: &Input<'_>, ix: InstanceIx) -> bool {
-    input.loads.get(ix.at()).is_some_and(|load| load.available)
+fn is_available(input: &PolicyInput<'_>, ix: InstanceIndex) -> bool {
+    input.loads.get(ix.as_usize()).is_some_and(|load| load.available)
 }
 
-fn load(input: &Input<'_>, ix: InstanceIx) -> Load {
-    input.loads.get(ix.at()).copied().unwrap_or_default()
+fn load(input: &PolicyInput<'_>, ix: InstanceIndex) -> InstanceLoad {
+    input.loads.get(ix.as_usize()).copied().unwrap_or_default()
 }
 
 /// Requests that an engine is busy with: a prefill is done with one when its first token is there.
-fn requests(input: &Input<'_>, ix: InstanceIx) -> u32 {
+fn active_requests(input: &PolicyInput<'_>, ix: InstanceIndex) -> u32 {
     let load = load(input, ix);
     match input.cluster.get(ix).map(|instance| instance.role) {
-        Some(Role::Prefill) => load.pending_prefills,
+        Some(InstanceRole::Prefill) => load.pending_prefills,
         _ => load.in_flight,
     }
 }
 
 /// Cost of an entry for the policies that price load alone: prompt tokens ahead of this request, then requests in flight as a
 /// tie-break.
-fn entry_cost(load: &Load) -> f64 {
+fn prefill_cost(load: &InstanceLoad) -> f64 {
     load.prefill_backlog_tokens() as f64 + f64::from(load.in_flight) * 1e-3
 }
 
 /// Cost of a decode: tokens it holds, then requests in flight as a tie-break.
-fn decode_cost(load: &Load) -> f64 {
+fn decode_cost(load: &InstanceLoad) -> f64 {
     load.decode_tokens() as f64 + f64::from(load.in_flight) * 1e-3
 }
 
 /// The available decode for `entry` that holds the fewest tokens; `None` for an entry that needs none.
-fn least_loaded_decode(input: &Input<'_>, entry: InstanceIx) -> Option<InstanceIx> {
-    let prefill = is_prefill(input, entry)?;
+fn least_loaded_decode(input: &PolicyInput<'_>, entry: InstanceIndex) -> Option<InstanceIndex> {
+    let prefill = as_prefill(input, entry)?;
     // The high half of the entropy: independent of a draw among entries.
-    lightest(partners(input, prefill).map(|ix| (ix, decode_cost(&load(input, ix)))), input.entropy >> 32)
+    min_cost(
+        pairable_decodes(input, prefill).map(|ix| (ix, decode_cost(&load(input, ix)))),
+        input.entropy >> 32,
+    )
 }
 
 /// Completes a decision once entry and (for a prefill) decode are chosen.
-fn conclude(
-    input: &Input<'_>,
+fn build_decision(
+    input: &PolicyInput<'_>,
     policy: PolicyName,
     reason: &'static str,
-    entry: InstanceIx,
-    decode: Option<InstanceIx>,
-    candidates: Vec<Candidate>,
-) -> Verdict {
-    let rank = |ix: InstanceIx| {
+    entry: InstanceIndex,
+    decode: Option<InstanceIndex>,
+    candidates: Vec<CandidateEngine>,
+) -> PolicyVerdict {
+    let rank = |ix: InstanceIndex| {
         let dp_size = input.cluster.get(ix).map_or(1, |instance| instance.dp_size.max(1));
         u32::try_from(input.sequence % u64::from(dp_size)).unwrap_or(0)
     };
     let route = match decode {
         Some(decode) => {
-            Route::Pair { prefill: entry, prefill_rank: rank(entry), decode, decode_rank: rank(decode) }
+            EngineRoute::Pair { prefill: entry, prefill_rank: rank(entry), decode, decode_rank: rank(decode) }
         }
-        None => Route::Single { worker: entry },
+        None => EngineRoute::Single { worker: entry },
     };
     let cached = u64::from(input.prediction.cached_tokens(entry));
-    let booking = Booking {
+    let booking = LoadReservation {
         prefill_tokens: input.request.total_input_tokens().saturating_sub(cached).max(1),
         decode_tokens: input.request.total_tokens(),
     };
-    let explanation = Explanation { policy, reason, candidates, terms: Vec::new() };
+    let explanation = DecisionExplanation { policy, reason, candidates, terms: Vec::new() };
     let expected_ttft = expected_ttft(input, entry);
-    Verdict::Send(Decision {
+    PolicyVerdict::Send(RoutingDecision {
         route,
-        booking,
+        reservation: booking,
         engine_priority: None,
         predicted_ttft: None,
         expected_ttft,
@@ -356,28 +368,28 @@ fn conclude(
 }
 
 /// Time to first token of the request on `entry` behind everything that the engine has now.
-fn expected_ttft(input: &Input<'_>, entry: InstanceIx) -> Seconds {
-    let (Some(instance), Some(load)) = (input.cluster.get(entry), input.loads.get(entry.at())) else {
+fn expected_ttft(input: &PolicyInput<'_>, entry: InstanceIndex) -> Seconds {
+    let (Some(instance), Some(load)) = (input.cluster.get(entry), input.loads.get(entry.as_usize())) else {
         return 0.0;
     };
     let tokens = input.request.total_input_tokens();
-    Estimate::of(tokens, input.prediction, (entry, instance), load, load.prefill_wait).ttft()
+    PrefillEstimate::new(tokens, input.prediction, (entry, instance), load, load.prefill_wait).ttft()
 }
 
 /// One of many, by random bits.
-fn drawn(from: &[InstanceIx], entropy: u64) -> Option<InstanceIx> {
+fn pick_random(from: &[InstanceIndex], entropy: u64) -> Option<InstanceIndex> {
     let len = from.len().max(1) as u64;
     from.get(usize::try_from((entropy & 0xffff_ffff) % len).unwrap_or(0)).copied()
 }
 
 /// Whether `entry` hands over to a decode.
-fn is_prefill<'a>(input: &Input<'a>, entry: InstanceIx) -> Option<&'a Instance> {
-    input.cluster.get(entry).filter(|instance| instance.role == Role::Prefill)
+fn as_prefill<'a>(input: &PolicyInput<'a>, entry: InstanceIndex) -> Option<&'a SchedulableInstance> {
+    input.cluster.get(entry).filter(|instance| instance.role == InstanceRole::Prefill)
 }
 
 #[cfg(test)]
-mod properties;
+mod fixture;
 #[cfg(test)]
-mod scene;
+mod property_tests;
 #[cfg(test)]
 mod tests;

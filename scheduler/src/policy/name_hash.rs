@@ -2,14 +2,14 @@
 
 /// A well-spread hash of `name` and `salt` (FNV-1a, then a finaliser that lets every bit depend on every bit).
 pub(super) fn name_hash(name: &str, salt: u64) -> u64 {
-    let start = 0xcbf2_9ce4_8422_2325 ^ scatter(salt);
-    scatter(
+    let start = 0xcbf2_9ce4_8422_2325 ^ splitmix64(salt);
+    splitmix64(
         name.bytes().fold(start, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)),
     )
 }
 
 /// A bijection of 64-bit numbers in which every bit depends on every bit (the finaliser of SplitMix64).
-pub(super) fn scatter(number: u64) -> u64 {
+pub(super) fn splitmix64(number: u64) -> u64 {
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     number ^ (number >> 31)
@@ -31,6 +31,6 @@ mod tests {
     #[test]
     fn hashes_stay_the_same_between_releases() {
         assert_eq!(name_hash("engine", 0), name_hash("engine", 0));
-        assert_eq!(scatter(1), 0x5692_161d_100b_05e5);
+        assert_eq!(splitmix64(1), 0x5692_161d_100b_05e5);
     }
 }

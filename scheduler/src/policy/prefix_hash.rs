@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::ring::Ring;
-use super::{Input, Policy, PolicyName, Verdict, conclude, least_loaded_decode, open_entries};
-use crate::cluster::{InstanceIx, ModelIx};
-use crate::decision::{Candidate, Refusal, Term};
+use super::hash_ring::HashRing;
+use super::{
+    Policy, PolicyInput, PolicyName, PolicyVerdict, available_prefills, build_decision, least_loaded_decode,
+};
+use crate::decision::{CandidateEngine, CostTerm, ScheduleRejection};
+use crate::fleet::{InstanceIndex, ModelIndex};
 
 /// Tokens of the prompt that are hashed (smg's `prefix_token_count`).
 const PREFIX_TOKENS: u32 = 256;
@@ -17,45 +19,50 @@ const LOAD_FACTOR: f64 = 1.25;
 ///
 /// A system prompt longer than what is hashed sends everything to one place; prompts that differ only later are one.
 #[derive(Debug, Default)]
-pub(super) struct PrefixHash {
+pub(super) struct PrefixHashPolicy {
     /// Made anew when the engines of a model change.
-    rings: BTreeMap<ModelIx, Ring>,
+    rings: BTreeMap<ModelIndex, HashRing>,
 }
 
-impl Policy for PrefixHash {
+impl Policy for PrefixHashPolicy {
     fn name(&self) -> PolicyName {
         PolicyName::PrefixHash
     }
 
-    fn decide(&mut self, input: &Input<'_>) -> Result<Verdict, Refusal> {
-        let open = open_entries(input)?;
-        let requests = |ix| f64::from(super::requests(input, ix));
+    fn decide(&mut self, input: &PolicyInput<'_>) -> Result<PolicyVerdict, ScheduleRejection> {
+        let open = available_prefills(input)?;
+        let requests = |ix| f64::from(super::active_requests(input, ix));
         // The mean counts the request to be placed.
         let mean = (open.iter().map(|&ix| requests(ix)).sum::<f64>() + 1.0) / open.len() as f64;
-        let fits = |ix: &InstanceIx| mean * LOAD_FACTOR >= requests(*ix);
-        let fewest = open.iter().copied().filter(fits).min_by_key(|&ix| (super::requests(input, ix), ix));
+        let fits = |ix: &InstanceIndex| mean * LOAD_FACTOR >= requests(*ix);
+        let fewest =
+            open.iter().copied().filter(fits).min_by_key(|&ix| (super::active_requests(input, ix), ix));
         let (entry, reason) = match prefix_key(input).and_then(|key| self.owner(input, &open, key)) {
             Some(owner) if fits(&owner) => (Some(owner), "owner of the prompt's beginning"),
             Some(owner) => (fewest.or(Some(owner)), "owner has too many requests: fewest"),
             None => (fewest.or(open.first().copied()), "prompt unknown: fewest requests"),
         };
-        let Some(entry) = entry else { return Err(Refusal::UnknownModel) };
+        let Some(entry) = entry else { return Err(ScheduleRejection::UnknownModel) };
         let candidates = open
             .into_iter()
-            .map(|instance| Candidate { instance, cost: requests(instance), leading_term: Term::Backlog })
+            .map(|instance| CandidateEngine {
+                instance,
+                cost: requests(instance),
+                leading_term: CostTerm::Backlog,
+            })
             .collect();
         let decode = least_loaded_decode(input, entry);
-        Ok(conclude(input, self.name(), reason, entry, decode, candidates))
+        Ok(build_decision(input, self.name(), reason, entry, decode, candidates))
     }
 }
 
-impl PrefixHash {
-    fn owner(&mut self, input: &Input<'_>, open: &[InstanceIx], key: u64) -> Option<InstanceIx> {
-        let entries = input.cluster.entries(input.request.model);
+impl PrefixHashPolicy {
+    fn owner(&mut self, input: &PolicyInput<'_>, open: &[InstanceIndex], key: u64) -> Option<InstanceIndex> {
+        let entries = input.cluster.prefills(input.request.model);
         let names = || entries.iter().filter_map(|&ix| input.cluster.get(ix)).map(|instance| &instance.name);
         let ring = self.rings.entry(input.request.model).or_default();
-        if !ring.is_of(names()) {
-            *ring = Ring::new(names().cloned().collect());
+        if !ring.has_members(names()) {
+            *ring = HashRing::new(names().cloned().collect());
         }
         let owner = ring.owner(key, |at| open.binary_search(&entries[at]).is_ok())?;
         entries.get(owner).copied()
@@ -64,7 +71,7 @@ impl PrefixHash {
 
 /// Stands for the first [`PREFIX_TOKENS`] of the prompt: the key of the page in which they end, or of the last one of a shorter
 /// prompt.
-fn prefix_key(input: &Input<'_>) -> Option<u64> {
+fn prefix_key(input: &PolicyInput<'_>) -> Option<u64> {
     let pages = &input.prediction.pages;
     let end = PREFIX_TOKENS.div_ceil(input.prediction.page_tokens.max(1)) as usize;
     pages.get(end.min(pages.len()).checked_sub(1)?).copied()
@@ -73,18 +80,18 @@ fn prefix_key(input: &Input<'_>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::scene::Scene;
+    use crate::policy::fixture::PolicyFixture;
 
     #[test]
     fn one_beginning_has_one_owner() {
-        let mut scene = Scene::new(8);
-        let mut policy = PrefixHash::default();
+        let mut scene = PolicyFixture::new(8);
+        let mut policy = PrefixHashPolicy::default();
         let mut owners = std::collections::BTreeSet::new();
         for beginning in 0..64 {
             // Pages of 100 tokens: 256 tokens end in the third.
-            scene.ask(&[1, 2, beginning * 10, 4]);
+            scene.set_prompt(&[1, 2, beginning * 10, 4]);
             let owner = scene.send(&mut policy);
-            scene.ask(&[1, 2, beginning * 10, 5, 6, 7]);
+            scene.set_prompt(&[1, 2, beginning * 10, 5, 6, 7]);
             assert_eq!(scene.send(&mut policy), owner);
             owners.insert(owner);
         }
@@ -93,29 +100,29 @@ mod tests {
 
     #[test]
     fn the_owner_may_have_a_quarter_more_than_the_mean() {
-        let mut scene = Scene::new(4).with_prompt(&[1, 2, 3]);
-        let mut policy = PrefixHash::default();
+        let mut scene = PolicyFixture::new(4).with_prompt(&[1, 2, 3]);
+        let mut policy = PrefixHashPolicy::default();
         let owner = scene.send(&mut policy);
         // Mean (4 + 1) / 4, times 1.25: 1.56.
         for prefill in 0..4 {
-            scene.busy(prefill, 1);
+            scene.set_pending_prefills(prefill, 1);
         }
         assert_eq!(scene.send(&mut policy), owner);
-        scene.busy(owner, 3);
+        scene.set_pending_prefills(owner, 3);
         // Mean (6 + 1) / 4, times 1.25: 2.19.
         let decision = scene.decision(&mut policy);
-        assert_ne!(decision.route.entry().at(), owner);
+        assert_ne!(decision.route.prefill_instance().as_usize(), owner);
         assert_eq!(decision.explanation.reason, "owner has too many requests: fewest");
     }
 
     /// The known failure: prompts that share what is hashed share one engine, until only the bound spreads them.
     #[test]
     fn a_shared_system_prompt_has_one_owner() {
-        let mut scene = Scene::new(8);
-        let mut policy = PrefixHash::default();
+        let mut scene = PolicyFixture::new(8);
+        let mut policy = PrefixHashPolicy::default();
         let mut owners = std::collections::BTreeSet::new();
         for conversation in 0..32 {
-            scene.ask(&[1, 2, 3, 1000 + conversation]);
+            scene.set_prompt(&[1, 2, 3, 1000 + conversation]);
             owners.insert(scene.send(&mut policy));
         }
         assert_eq!(owners.len(), 1);
@@ -123,18 +130,18 @@ mod tests {
 
     #[test]
     fn short_and_unread_prompts_are_placed_too() {
-        let mut scene = Scene::new(2).with_prompt(&[1]);
-        let mut policy = PrefixHash::default();
+        let mut scene = PolicyFixture::new(2).with_prompt(&[1]);
+        let mut policy = PrefixHashPolicy::default();
         scene.send(&mut policy);
         scene.prediction.pages = std::sync::Arc::new([]);
-        scene.busy(0, 1);
+        scene.set_pending_prefills(0, 1);
         assert_eq!(scene.send(&mut policy), 1);
     }
 
     #[test]
     fn an_owner_that_is_away_hands_over_to_the_next() {
-        let mut scene = Scene::new(4).with_prompt(&[1, 2, 3]);
-        let mut policy = PrefixHash::default();
+        let mut scene = PolicyFixture::new(4).with_prompt(&[1, 2, 3]);
+        let mut policy = PrefixHashPolicy::default();
         let owner = scene.send(&mut policy);
         scene.loads[owner].available = false;
         let next = scene.send(&mut policy);

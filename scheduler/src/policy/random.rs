@@ -1,29 +1,34 @@
 //! Any engine.
 
-use super::{Input, Policy, PolicyName, Verdict, conclude, drawn, is_prefill, open_entries, partners};
-use crate::cluster::InstanceIx;
-use crate::decision::{Candidate, Refusal, Term};
+use super::{
+    Policy, PolicyInput, PolicyName, PolicyVerdict, as_prefill, available_prefills, build_decision,
+    pairable_decodes, pick_random,
+};
+use crate::decision::{CandidateEngine, CostTerm, ScheduleRejection};
+use crate::fleet::InstanceIndex;
 
 /// Draws an entry, and a decode for it.
 #[derive(Debug)]
-pub(super) struct Random;
+pub(super) struct RandomPolicy;
 
-impl Policy for Random {
+impl Policy for RandomPolicy {
     fn name(&self) -> PolicyName {
         PolicyName::Random
     }
 
-    fn decide(&mut self, input: &Input<'_>) -> Result<Verdict, Refusal> {
-        let open = open_entries(input)?;
-        let Some(entry) = drawn(&open, input.entropy) else { return Err(Refusal::UnknownModel) };
-        let decode = is_prefill(input, entry).and_then(|prefill| {
-            let partners: Vec<InstanceIx> = partners(input, prefill).collect();
-            drawn(&partners, input.entropy >> 32)
+    fn decide(&mut self, input: &PolicyInput<'_>) -> Result<PolicyVerdict, ScheduleRejection> {
+        let open = available_prefills(input)?;
+        let Some(entry) = pick_random(&open, input.entropy) else {
+            return Err(ScheduleRejection::UnknownModel);
+        };
+        let decode = as_prefill(input, entry).and_then(|prefill| {
+            let partners: Vec<InstanceIndex> = pairable_decodes(input, prefill).collect();
+            pick_random(&partners, input.entropy >> 32)
         });
         let candidates = open
             .into_iter()
-            .map(|instance| Candidate { instance, cost: 0.0, leading_term: Term::None })
+            .map(|instance| CandidateEngine { instance, cost: 0.0, leading_term: CostTerm::None })
             .collect();
-        Ok(conclude(input, self.name(), "drawn", entry, decode, candidates))
+        Ok(build_decision(input, self.name(), "drawn", entry, decode, candidates))
     }
 }

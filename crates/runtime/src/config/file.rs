@@ -12,25 +12,25 @@ use super::ConfigError;
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
 /// One key of the file.
-pub(super) struct Entry {
+pub(super) struct ConfigFileEntry {
     pub(super) key: String,
     /// Counted from 1.
     pub(super) line: usize,
-    pub(super) value: Value,
+    pub(super) value: ConfigFileValue,
 }
 
-pub(super) enum Value {
+pub(super) enum ConfigFileValue {
     Text(String),
     /// Decimal digits, as a flag takes them.
     Number(String),
     Bool(bool),
-    Array(Vec<Value>),
+    Array(Vec<ConfigFileValue>),
     Table,
     /// A date or time.
     Other,
 }
 
-impl Value {
+impl ConfigFileValue {
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Self::Text(_) => "a string",
@@ -61,7 +61,7 @@ impl Value {
 }
 
 /// The entries of a file, in its order.
-pub(super) fn read(path: &Path) -> Result<Vec<Entry>, ConfigError> {
+pub(super) fn read(path: &Path) -> Result<Vec<ConfigFileEntry>, ConfigError> {
     let mut text = String::new();
     File::open(path)
         .and_then(|file| {
@@ -75,13 +75,20 @@ pub(super) fn read(path: &Path) -> Result<Vec<Entry>, ConfigError> {
         path: path.to_owned(),
         message: error.to_string().trim_end().to_owned(),
     })?;
-    let mut entries: Vec<(usize, Entry)> = table
+    let mut entries: Vec<(usize, ConfigFileEntry)> = table
         .get_ref()
         .iter()
         .map(|(key, value)| {
             let at = key.span().start;
             let line = 1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count();
-            (at, Entry { key: key.get_ref().to_string(), line, value: Value::from_toml(value.get_ref()) })
+            (
+                at,
+                ConfigFileEntry {
+                    key: key.get_ref().to_string(),
+                    line,
+                    value: ConfigFileValue::from_toml(value.get_ref()),
+                },
+            )
         })
         .collect();
     entries.sort_by_key(|(at, _)| *at);

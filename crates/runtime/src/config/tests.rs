@@ -8,33 +8,33 @@ const CHILD: &str = "MOONGATE_CONFIG_TEST_CHILD";
 
 #[derive(Parser, Debug)]
 #[command(name = "moongate")]
-struct Cli {
+struct ConfigTestArgs {
     #[arg(long, global = true, default_value = "info")]
     log: String,
     #[command(subcommand)]
-    command: Sub,
+    command: ConfigTestCommand,
 }
 
 #[derive(Subcommand, Debug)]
-enum Sub {
-    Gateway(Gateway),
-    Dev(Dev),
+enum ConfigTestCommand {
+    Gateway(GatewayTestArgs),
+    Dev(DevTestArgs),
 }
 
 #[derive(Args, Debug)]
-struct Dev {
+struct DevTestArgs {
     #[command(subcommand)]
-    command: Inner,
+    command: DevTestCommand,
 }
 
 #[derive(Subcommand, Debug)]
-enum Inner {
-    Engine(Gateway),
+enum DevTestCommand {
+    Engine(GatewayTestArgs),
     Other,
 }
 
 #[derive(Args, Debug)]
-struct Gateway {
+struct GatewayTestArgs {
     #[arg(long)]
     config: Option<PathBuf>,
     #[arg(long, env = "MOONGATE_TEST_LISTEN")]
@@ -50,7 +50,7 @@ struct Gateway {
     #[arg(long, env = "MOONGATE_TEST_VERBOSE")]
     verbose: bool,
     #[arg(long, default_value = "auto")]
-    mode: Mode,
+    mode: ConfigTestMode,
     #[arg(long)]
     admin_listen: Option<SocketAddr>,
     #[arg(long, hide_env_values = true)]
@@ -60,7 +60,7 @@ struct Gateway {
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq)]
-enum Mode {
+enum ConfigTestMode {
     Auto,
     Manual,
 }
@@ -80,9 +80,9 @@ fn args(file: Option<&tempfile::NamedTempFile>, more: &[&str]) -> Vec<OsString> 
     args
 }
 
-fn gateway(text: &str, more: &[&str]) -> Result<Gateway, ConfigError> {
-    match parse::<Cli>(args(Some(&file(text)), more))?.command {
-        Sub::Gateway(gateway) => Ok(gateway),
+fn gateway(text: &str, more: &[&str]) -> Result<GatewayTestArgs, ConfigError> {
+    match parse::<ConfigTestArgs>(args(Some(&file(text)), more))?.command {
+        ConfigTestCommand::Gateway(gateway) => Ok(gateway),
         other => panic!("{other:?}"),
     }
 }
@@ -108,7 +108,7 @@ fn every_kind_of_value() {
     assert_eq!(settings.endpoint, ["a,b", "c"]);
     assert_eq!(settings.label, ["x", "y", "z"]);
     assert!(settings.verbose);
-    assert_eq!(settings.mode, Mode::Manual);
+    assert_eq!(settings.mode, ConfigTestMode::Manual);
     assert_eq!(settings.admin_listen, Some("[::1]:2".parse().unwrap()));
     assert_eq!(settings.loud, 2);
     assert!(settings.api_key.is_none());
@@ -135,18 +135,20 @@ fn one_value_for_a_repeated_flag_and_none_at_all() {
 fn a_global_flag_and_a_nested_subcommand() {
     let file = file("listen = '[::]:9'\nlog = 'debug'\n");
     let nested = ["moongate", "dev", "engine", "--config"].map(OsString::from);
-    let cli = parse::<Cli>(nested.into_iter().chain([file.path().into()])).unwrap();
+    let cli = parse::<ConfigTestArgs>(nested.into_iter().chain([file.path().into()])).unwrap();
     assert_eq!(cli.log, "debug");
-    let Sub::Dev(Dev { command: Inner::Engine(engine) }) = cli.command else { panic!("{cli:?}") };
+    let ConfigTestCommand::Dev(DevTestArgs { command: DevTestCommand::Engine(engine) }) = cli.command else {
+        panic!("{cli:?}")
+    };
     assert_eq!(engine.listen.port(), 9);
-    let flag = parse::<Cli>(args(Some(&file), &["--log", "trace"])).unwrap();
+    let flag = parse::<ConfigTestArgs>(args(Some(&file), &["--log", "trace"])).unwrap();
     assert_eq!(flag.log, "trace");
 }
 
 #[test]
 fn a_subcommand_without_config_reads_none() {
-    let cli = parse::<Cli>(["moongate", "dev", "other"].map(OsString::from)).unwrap();
-    assert!(matches!(cli.command, Sub::Dev(Dev { command: Inner::Other })));
+    let cli = parse::<ConfigTestArgs>(["moongate", "dev", "other"].map(OsString::from)).unwrap();
+    assert!(matches!(cli.command, ConfigTestCommand::Dev(DevTestArgs { command: DevTestCommand::Other })));
 }
 
 #[test]
@@ -198,15 +200,15 @@ fn broken_toml_shows_where() {
 
 #[test]
 fn a_missing_file_is_named() {
-    let error = parse::<Cli>(args(None, &["--config", "/no/such.toml"])).unwrap_err();
+    let error = parse::<ConfigTestArgs>(args(None, &["--config", "/no/such.toml"])).unwrap_err();
     assert!(error.to_string().starts_with("cannot read the config file /no/such.toml: "), "{error}");
-    let directory = parse::<Cli>(args(None, &["--config", "/"])).unwrap_err();
+    let directory = parse::<ConfigTestArgs>(args(None, &["--config", "/"])).unwrap_err();
     assert!(matches!(directory, ConfigError::Read { .. }), "{directory}");
 }
 
 #[test]
 fn usage_errors_stay_those_of_clap() {
-    let code = |more: &[&str]| match parse::<Cli>(args(None, more)) {
+    let code = |more: &[&str]| match parse::<ConfigTestArgs>(args(None, more)) {
         Err(ConfigError::Usage(error)) => error.exit_code(),
         other => panic!("{other:?}"),
     };
@@ -219,19 +221,19 @@ fn usage_errors_stay_those_of_clap() {
 #[test]
 fn effective_lists_origins() {
     let file = file("listen = '[::]:1'\nendpoint = ['a', 'b']\napi-key = 'secret'\nverbose = true\n");
-    let settings = effective::<Cli>(args(Some(&file), &["--connections", "9"])).unwrap();
+    let settings = effective_settings::<ConfigTestArgs>(args(Some(&file), &["--connections", "9"])).unwrap();
     let of = |key: &str| {
         let setting = settings.iter().find(|setting| setting.key == key).unwrap();
         (setting.value.as_deref(), setting.origin)
     };
-    assert_eq!(of("listen"), (Some("[::]:1"), Origin::File));
-    assert_eq!(of("endpoint"), (Some("a,b"), Origin::File));
-    assert_eq!(of("connections"), (Some("9"), Origin::Flag));
-    assert_eq!(of("mode"), (Some("auto"), Origin::Default));
-    assert_eq!(of("admin-listen"), (None, Origin::Default));
-    assert_eq!(of("api-key"), (Some("(hidden)"), Origin::File));
-    assert_eq!(of("verbose"), (Some("true"), Origin::File));
-    assert_eq!(of("log"), (Some("info"), Origin::Default));
+    assert_eq!(of("listen"), (Some("[::]:1"), SettingOrigin::File));
+    assert_eq!(of("endpoint"), (Some("a,b"), SettingOrigin::File));
+    assert_eq!(of("connections"), (Some("9"), SettingOrigin::Flag));
+    assert_eq!(of("mode"), (Some("auto"), SettingOrigin::Default));
+    assert_eq!(of("admin-listen"), (None, SettingOrigin::Default));
+    assert_eq!(of("api-key"), (Some("(hidden)"), SettingOrigin::File));
+    assert_eq!(of("verbose"), (Some("true"), SettingOrigin::File));
+    assert_eq!(of("log"), (Some("info"), SettingOrigin::Default));
     assert!(!settings.iter().any(|setting| setting.key == "config" || setting.key == "help"));
     assert_eq!(settings.iter().filter(|setting| setting.key == "log").count(), 1);
 }
@@ -258,13 +260,13 @@ fn child() {
     if std::env::var_os(CHILD).is_none() {
         return;
     }
-    let settings = effective::<Cli>(args(None, &[])).unwrap();
+    let settings = effective_settings::<ConfigTestArgs>(args(None, &[])).unwrap();
     let of = |key: &str| settings.iter().find(|setting| setting.key == key).unwrap().clone();
-    assert_eq!((of("listen").value.as_deref(), of("listen").origin), (Some("[::]:2"), Origin::Env));
+    assert_eq!((of("listen").value.as_deref(), of("listen").origin), (Some("[::]:2"), SettingOrigin::Env));
     assert_eq!(of("listen").env.as_deref(), Some("MOONGATE_TEST_LISTEN"));
-    assert_eq!((of("verbose").value.as_deref(), of("verbose").origin), (Some("false"), Origin::Env));
-    let flag = parse::<Cli>(args(None, &["--listen", "[::]:3", "--verbose"])).unwrap();
-    let Sub::Gateway(flag) = flag.command else { panic!("{flag:?}") };
+    assert_eq!((of("verbose").value.as_deref(), of("verbose").origin), (Some("false"), SettingOrigin::Env));
+    let flag = parse::<ConfigTestArgs>(args(None, &["--listen", "[::]:3", "--verbose"])).unwrap();
+    let ConfigTestCommand::Gateway(flag) = flag.command else { panic!("{flag:?}") };
     assert_eq!(flag.listen.port(), 3);
     assert!(flag.verbose);
     println!("child ran");

@@ -14,8 +14,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tower::ServiceExt as _;
 use tower::util::Oneshot;
 
-use super::tls::{self, ClientCertificate, Tls};
-use super::{BoxError, ListenerLimits, PeerAddr, Phase, Shared};
+use super::tls::{self, ClientCertificate, ServerTls};
+use super::{BoxError, ListenerLimits, ListenerPhase, ListenerState, PeerAddr};
 use crate::Supervisor;
 use crate::net::TcpStream;
 
@@ -26,16 +26,16 @@ const READ_BUFFER: usize = 64 << 10;
 /// How often an HTTP/2 connection is asked whether its client is still there, and how long it may take to say so.
 const HTTP2_PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(20));
 /// The first bytes of the HTTP/2 preface; no HTTP/1 method begins with them.
-const HTTP2_START: &[u8] = b"PRI ";
+const HTTP2_PREFACE_START: &[u8] = b"PRI ";
 
 /// The configured protocols, shared by every connection of a listener.
-pub(super) struct Protocols {
+pub(super) struct HttpProtocols {
     http1: http1::Builder,
-    http2: http2::Builder<OnSupervisor>,
+    http2: http2::Builder<SupervisedExecutor>,
     first_byte_timeout: Duration,
 }
 
-impl Protocols {
+impl HttpProtocols {
     pub(super) fn new(limits: &ListenerLimits, supervisor: &Supervisor) -> Self {
         let mut http1 = http1::Builder::new();
         http1
@@ -48,7 +48,7 @@ impl Protocols {
             http1.max_headers(headers);
         }
         let (interval, timeout) = HTTP2_PING;
-        let mut http2 = http2::Builder::new(OnSupervisor(supervisor.clone()));
+        let mut http2 = http2::Builder::new(SupervisedExecutor(supervisor.clone()));
         http2
             .timer(TokioTimer::new())
             .max_header_list_size(u32::try_from(limits.header_bytes).unwrap_or(u32::MAX))
@@ -59,8 +59,12 @@ impl Protocols {
     }
 
     /// Runs the connection to its end.
-    pub(super) async fn run<S, B>(&self, stream: TcpStream, service: WithPeer<S>, shared: &Shared)
-    where
+    pub(super) async fn run<S, B>(
+        &self,
+        stream: TcpStream,
+        service: PeerAddrService<S>,
+        shared: &ListenerState,
+    ) where
         S: tower::Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
         S::Error: Into<BoxError>,
@@ -68,24 +72,24 @@ impl Protocols {
         B::Data: Send,
         B::Error: Into<BoxError>,
     {
-        let mut start = [0; HTTP2_START.len()];
+        let mut start = [0; HTTP2_PREFACE_START.len()];
         let read = tokio::select! {
             // A client that has sent nothing has nothing to wait for.
-            () = shared.drained() => return,
+            () = shared.drain_requested() => return,
             read = tokio::time::timeout(self.first_byte_timeout, stream.peek(&mut start)) => read,
         };
         // Nothing in time, end of stream, or a broken connection: there is nobody to answer.
         let Ok(Ok(1..)) = read else { return };
-        self.serve(stream, start == HTTP2_START, service, shared).await;
+        self.serve(stream, start == HTTP2_PREFACE_START, service, shared).await;
     }
 
     /// The same for a client that speaks TLS.
-    pub(super) async fn run_secured<S, B>(
+    pub(super) async fn run_tls<S, B>(
         &self,
         stream: TcpStream,
-        tls: &Tls,
-        mut service: WithPeer<S>,
-        shared: &Shared,
+        tls: &ServerTls,
+        mut service: PeerAddrService<S>,
+        shared: &ListenerState,
     ) where
         S: tower::Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
@@ -96,21 +100,26 @@ impl Protocols {
     {
         let peer = service.peer.0;
         let stream = tokio::select! {
-            () = shared.drained() => return,
+            () = shared.drain_requested() => return,
             shaken = tokio::time::timeout(self.first_byte_timeout, tls.accept(stream)) => match shaken {
                 Ok(Ok(stream)) => stream,
                 Ok(Err(error)) => return tracing::debug!(%peer, %error, "no TLS with this client"),
                 Err(_) => return,
             },
         };
-        let (is_http2, certificate) = tls::settled(&stream);
+        let (is_http2, certificate) = tls::negotiated(&stream);
         service.certificate = certificate;
         self.serve(stream, is_http2, service, shared).await;
     }
 
-    async fn serve<I, S, B>(&self, stream: I, is_http2: bool, service: WithPeer<S>, shared: &Shared)
-    where
-        I: Io,
+    async fn serve<I, S, B>(
+        &self,
+        stream: I,
+        is_http2: bool,
+        service: PeerAddrService<S>,
+        shared: &ListenerState,
+    ) where
+        I: AsyncStream,
         S: tower::Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
         S::Error: Into<BoxError>,
@@ -127,45 +136,47 @@ impl Protocols {
             drive(Box::pin(self.http1.serve_connection(io, service)), shared).await
         };
         match ended {
-            Ended::ByItself => {}
-            Ended::Failed(error) => tracing::debug!(%peer, %error, "connection ended"),
-            Ended::Cut => tracing::debug!(%peer, "connection cut: it was still open at the drain deadline"),
+            HttpConnectionOutcome::Completed => {}
+            HttpConnectionOutcome::Failed(error) => tracing::debug!(%peer, %error, "connection ended"),
+            HttpConnectionOutcome::Aborted => {
+                tracing::debug!(%peer, "connection cut: it was still open at the drain deadline");
+            }
         }
     }
 }
 
-enum Ended {
-    ByItself,
+enum HttpConnectionOutcome {
+    Completed,
     Failed(hyper::Error),
-    Cut,
+    Aborted,
 }
 
 /// A connection that can be told to end after the response in progress.
-trait Graceful: Future<Output = hyper::Result<()>> {
-    fn end_gracefully(self: Pin<&mut Self>);
+trait GracefulShutdown: Future<Output = hyper::Result<()>> {
+    fn begin_graceful_shutdown(self: Pin<&mut Self>);
 }
 
 /// What a connection is read from and written to.
-pub(super) trait Io: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
+pub(super) trait AsyncStream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
 
-impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Io for I {}
+impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static> AsyncStream for I {}
 
-impl<I, S, B> Graceful for http1::Connection<TokioIo<I>, S>
+impl<I, S, B> GracefulShutdown for http1::Connection<TokioIo<I>, S>
 where
-    I: Io,
+    I: AsyncStream,
     S: hyper::service::HttpService<Incoming, ResBody = B>,
     S::Error: Into<BoxError>,
     B: Body + 'static,
     B::Error: Into<BoxError>,
 {
-    fn end_gracefully(self: Pin<&mut Self>) {
+    fn begin_graceful_shutdown(self: Pin<&mut Self>) {
         self.graceful_shutdown();
     }
 }
 
-impl<I, S, B> Graceful for http2::Connection<TokioIo<I>, S, OnSupervisor>
+impl<I, S, B> GracefulShutdown for http2::Connection<TokioIo<I>, S, SupervisedExecutor>
 where
-    I: Io,
+    I: AsyncStream,
     S: hyper::service::HttpService<Incoming, ResBody = B>,
     S::Error: Into<BoxError>,
     S::Future: Send + 'static,
@@ -173,14 +184,17 @@ where
     B::Data: Send,
     B::Error: Into<BoxError>,
 {
-    fn end_gracefully(self: Pin<&mut Self>) {
+    fn begin_graceful_shutdown(self: Pin<&mut Self>) {
         self.graceful_shutdown();
     }
 }
 
 /// Polls the connection, and between polls looks at the phase: one atomic read. Awaiting a token beside the
 /// connection would take a lock at every wake-up, which for a relayed stream is every event.
-async fn drive<C: Graceful>(mut connection: Pin<Box<C>>, shared: &Shared) -> Ended {
+async fn drive<C: GracefulShutdown>(
+    mut connection: Pin<Box<C>>,
+    shared: &ListenerState,
+) -> HttpConnectionOutcome {
     let mut drain = pin!(shared.drain.notified());
     let mut close = pin!(shared.close.notified());
     let mut enlisted = false;
@@ -193,17 +207,17 @@ async fn drive<C: Graceful>(mut connection: Pin<Box<C>>, shared: &Shared) -> End
             enlisted = true;
         }
         match shared.phase() {
-            Phase::Serving => {}
-            Phase::Closing => return Poll::Ready(Ended::Cut),
-            Phase::Draining if told => {}
-            Phase::Draining => {
+            ListenerPhase::Serving => {}
+            ListenerPhase::Closing => return Poll::Ready(HttpConnectionOutcome::Aborted),
+            ListenerPhase::Draining if told => {}
+            ListenerPhase::Draining => {
                 told = true;
-                connection.as_mut().end_gracefully();
+                connection.as_mut().begin_graceful_shutdown();
             }
         }
         connection.as_mut().poll(cx).map(|ended| match ended {
-            Ok(()) => Ended::ByItself,
-            Err(error) => Ended::Failed(error),
+            Ok(()) => HttpConnectionOutcome::Completed,
+            Err(error) => HttpConnectionOutcome::Failed(error),
         })
     })
     .await
@@ -211,19 +225,19 @@ async fn drive<C: Graceful>(mut connection: Pin<Box<C>>, shared: &Shared) -> End
 
 /// The service of one connection: puts the client's address into each request, and whether it has shown a certificate.
 #[derive(Clone)]
-pub(super) struct WithPeer<S> {
+pub(super) struct PeerAddrService<S> {
     service: S,
     peer: PeerAddr,
     certificate: Option<ClientCertificate>,
 }
 
-impl<S> WithPeer<S> {
+impl<S> PeerAddrService<S> {
     pub(super) fn new(service: S, peer: PeerAddr) -> Self {
         Self { service, peer, certificate: None }
     }
 }
 
-impl<S> hyper::service::Service<Request<Incoming>> for WithPeer<S>
+impl<S> hyper::service::Service<Request<Incoming>> for PeerAddrService<S>
 where
     S: tower::Service<Request<Incoming>> + Clone,
 {
@@ -242,9 +256,9 @@ where
 
 /// HTTP/2 needs a task for each stream; they are counted like all others.
 #[derive(Clone)]
-struct OnSupervisor(Supervisor);
+struct SupervisedExecutor(Supervisor);
 
-impl<F> hyper::rt::Executor<F> for OnSupervisor
+impl<F> hyper::rt::Executor<F> for SupervisedExecutor
 where
     F: Future<Output = ()> + Send + 'static,
 {

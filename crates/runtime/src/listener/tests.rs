@@ -3,26 +3,26 @@ use bytes::Bytes;
 use http_body_util::{BodyExt as _, Empty, Full};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-const LONG: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// `/` answers at once with the client's address; `/slow` waits for `release`.
 #[derive(Clone, Default)]
-struct Gate {
+struct GatedService {
     entered: Arc<Notify>,
     release: Arc<Notify>,
 }
 
-struct Server {
-    serving: Serving,
+struct TestListener {
+    serving: ListenerHandle,
     address: SocketAddr,
     drain: CancellationToken,
     supervisor: Supervisor,
-    gate: Gate,
+    gate: GatedService,
 }
 
-impl Server {
+impl TestListener {
     fn start(limits: ListenerLimits) -> Self {
-        let gate = Gate::default();
+        let gate = GatedService::default();
         let handler = gate.clone();
         let service = tower::service_fn(move |request: Request<Incoming>| {
             let gate = handler.clone();
@@ -48,7 +48,7 @@ impl Server {
     }
 
     async fn no_tasks_left(self) {
-        self.supervisor.shutdown(LONG).await.unwrap();
+        self.supervisor.shutdown(TEST_TIMEOUT).await.unwrap();
         assert_eq!(self.supervisor.panics(), 0);
     }
 }
@@ -72,7 +72,7 @@ async fn response(stream: &mut TcpStream) -> (u16, String) {
             }
         }
         let mut chunk = [0; 1024];
-        let count = tokio::time::timeout(LONG, stream.read(&mut chunk)).await.unwrap().unwrap();
+        let count = tokio::time::timeout(TEST_TIMEOUT, stream.read(&mut chunk)).await.unwrap().unwrap();
         assert_ne!(count, 0, "closed after {text:?}");
         read.extend_from_slice(&chunk[..count]);
     }
@@ -81,12 +81,13 @@ async fn response(stream: &mut TcpStream) -> (u16, String) {
 /// Whether the server closes the connection; what it may still send is thrown away.
 async fn closed(stream: &mut TcpStream) {
     let mut rest = Vec::new();
-    let _ = tokio::time::timeout(LONG, stream.read_to_end(&mut rest)).await.expect("the server closes");
+    let _ =
+        tokio::time::timeout(TEST_TIMEOUT, stream.read_to_end(&mut rest)).await.expect("the server closes");
 }
 
 #[tokio::test]
 async fn keep_alive_and_the_peer_address() {
-    let server = Server::start(ListenerLimits::default());
+    let server = TestListener::start(ListenerLimits::default());
     let mut stream = server.connect().await;
     let local = stream.local_addr().unwrap().to_string();
     for _ in 0..3 {
@@ -99,7 +100,7 @@ async fn keep_alive_and_the_peer_address() {
 
 #[tokio::test]
 async fn http2_with_prior_knowledge() {
-    let server = Server::start(ListenerLimits::default());
+    let server = TestListener::start(ListenerLimits::default());
     let stream = server.connect().await;
     let local = stream.local_addr().unwrap().to_string();
     let (mut sender, connection) = hyper::client::conn::http2::handshake(
@@ -117,15 +118,15 @@ async fn http2_with_prior_knowledge() {
     assert_eq!(answer.version(), http::Version::HTTP_2);
     assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), local);
     server.drain.cancel();
-    assert!(server.serving.wait_idle(LONG).await);
-    client.shutdown(LONG).await.unwrap();
+    assert!(server.serving.wait_idle(TEST_TIMEOUT).await);
+    client.shutdown(TEST_TIMEOUT).await.unwrap();
     assert_eq!(client.panics(), 0);
     server.no_tasks_left().await;
 }
 
 #[tokio::test]
 async fn outside_bytes_do_not_stop_the_loop() {
-    let server = Server::start(ListenerLimits { headers: Some(10), ..ListenerLimits::default() });
+    let server = TestListener::start(ListenerLimits { headers: Some(10), ..ListenerLimits::default() });
     let large = format!("GET / HTTP/1.1\r\nhost: test\r\nx: {}\r\n\r\n", "a".repeat(70 * 1024));
     let many = format!("GET / HTTP/1.1\r\nhost: test\r\n{}\r\n", "x: 1\r\n".repeat(20));
     for (sent, status) in [
@@ -157,7 +158,7 @@ async fn outside_bytes_do_not_stop_the_loop() {
 async fn a_slow_head_is_cut() {
     let limits =
         ListenerLimits { header_read_timeout: Duration::from_millis(50), ..ListenerLimits::default() };
-    let server = Server::start(limits);
+    let server = TestListener::start(limits);
     for sent in ["", "GET / HTTP/1.1\r\nhost: te"] {
         let mut stream = server.connect().await;
         stream.write_all(sent.as_bytes()).await.unwrap();
@@ -168,7 +169,7 @@ async fn a_slow_head_is_cut() {
 
 #[tokio::test]
 async fn connections_beyond_the_cap_wait() {
-    let server = Server::start(ListenerLimits { connections: 1, ..ListenerLimits::default() });
+    let server = TestListener::start(ListenerLimits { connections: 1, ..ListenerLimits::default() });
     let mut first = server.connect().await;
     first.write_all(get("/").as_bytes()).await.unwrap();
     assert_eq!(response(&mut first).await.0, 200);
@@ -187,7 +188,7 @@ async fn connections_beyond_the_cap_wait() {
 
 #[tokio::test]
 async fn draining_closes_idle_connections_and_lets_busy_ones_finish() {
-    let server = Server::start(ListenerLimits::default());
+    let server = TestListener::start(ListenerLimits::default());
     let mut idle = server.connect().await;
     idle.write_all(get("/").as_bytes()).await.unwrap();
     assert_eq!(response(&mut idle).await.0, 200);
@@ -206,31 +207,31 @@ async fn draining_closes_idle_connections_and_lets_busy_ones_finish() {
     server.gate.release.notify_one();
     assert_eq!(response(&mut busy).await.0, 200);
     closed(&mut busy).await;
-    assert!(server.serving.wait_idle(LONG).await);
+    assert!(server.serving.wait_idle(TEST_TIMEOUT).await);
     server.no_tasks_left().await;
 }
 
 #[tokio::test]
 async fn what_outlives_the_deadline_is_cut() {
-    let server = Server::start(ListenerLimits::default());
+    let server = TestListener::start(ListenerLimits::default());
     let mut stuck = server.connect().await;
     stuck.write_all(get("/slow").as_bytes()).await.unwrap();
     server.gate.entered.notified().await;
     server.drain.cancel();
-    assert_eq!(server.serving.finish(Duration::from_millis(20)).await, 1);
+    assert_eq!(server.serving.drain_then_close(Duration::from_millis(20)).await, 1);
     closed(&mut stuck).await;
-    assert!(server.serving.wait_idle(LONG).await);
+    assert!(server.serving.wait_idle(TEST_TIMEOUT).await);
     server.no_tasks_left().await;
 }
 
 #[tokio::test]
 async fn the_supervisor_drains_too() {
-    let server = Server::start(ListenerLimits::default());
+    let server = TestListener::start(ListenerLimits::default());
     let mut idle = server.connect().await;
     idle.write_all(get("/").as_bytes()).await.unwrap();
     assert_eq!(response(&mut idle).await.0, 200);
-    server.supervisor.shutdown(LONG).await.unwrap();
-    assert!(server.serving.wait_idle(LONG).await);
+    server.supervisor.shutdown(TEST_TIMEOUT).await.unwrap();
+    assert!(server.serving.wait_idle(TEST_TIMEOUT).await);
 }
 
 #[tokio::test]
@@ -244,7 +245,7 @@ async fn an_axum_router_is_such_a_service() {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(get("/").as_bytes()).await.unwrap();
     assert_eq!(response(&mut stream).await, (200, "hello".to_owned()));
-    supervisor.shutdown(LONG).await.unwrap();
+    supervisor.shutdown(TEST_TIMEOUT).await.unwrap();
 }
 
 #[tokio::test]

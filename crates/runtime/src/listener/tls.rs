@@ -15,7 +15,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::FileChanges;
+use crate::FileChangeWatcher;
 use crate::net::TcpStream;
 
 /// In the extensions of a request whose client has shown a certificate of the authority that is trusted.
@@ -24,7 +24,7 @@ pub struct ClientCertificate;
 
 /// PEM files of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TlsFiles {
+pub struct ServerTlsFiles {
     /// The certificate that is shown, with those between it and the authority.
     pub certificate: PathBuf,
     /// Its key.
@@ -37,10 +37,10 @@ pub struct TlsFiles {
 
 /// Files that TLS cannot be had with.
 #[derive(Debug, thiserror::Error)]
-pub enum TlsError {
+pub enum TlsConfigError {
     /// Settings that do not go together; the text names the flag that is missing.
     #[error("{0}")]
-    Settings(String),
+    IncompatibleSettings(String),
     /// A file cannot be read, or is not PEM.
     #[error("{}: {problem}", path.display())]
     File {
@@ -51,7 +51,7 @@ pub enum TlsError {
     },
     /// A file without a certificate.
     #[error("{}: there is no certificate in it", .0.display())]
-    Empty(PathBuf),
+    NoCertificate(PathBuf),
     /// Clients could not be asked who they are.
     #[error("{}: {problem}", path.display())]
     Authority {
@@ -74,24 +74,27 @@ pub enum TlsError {
         /// The flag.
         flag: String,
         /// What is wrong with its file.
-        error: Box<TlsError>,
+        error: Box<TlsConfigError>,
     },
     /// No name of a server.
     #[error("{0:?} cannot be a server's name; give a DNS name or an IP address")]
-    Name(String),
+    InvalidServerName(String),
     /// The cryptography lacks a version of TLS.
     #[error(transparent)]
     Versions(rustls::Error),
 }
 
-impl TlsError {
+impl TlsConfigError {
     /// Adds the flag that names the file which this error is about. `files` are flags and their values.
     #[must_use]
     pub fn with_flag(self, files: &[(&str, Option<&PathBuf>)]) -> Self {
         let path = match &self {
-            Self::File { path, .. } | Self::Empty(path) | Self::Authority { path, .. } => path,
+            Self::File { path, .. } | Self::NoCertificate(path) | Self::Authority { path, .. } => path,
             Self::Unusable { certificate, .. } => certificate,
-            Self::Settings(_) | Self::Flag { .. } | Self::Name(_) | Self::Versions(_) => return self,
+            Self::IncompatibleSettings(_)
+            | Self::Flag { .. }
+            | Self::InvalidServerName(_)
+            | Self::Versions(_) => return self,
         };
         match files.iter().find(|(_, file)| *file == Some(path)) {
             Some((flag, _)) => Self::Flag { flag: (*flag).to_owned(), error: Box::new(self) },
@@ -100,8 +103,8 @@ impl TlsError {
     }
 }
 
-impl TlsFiles {
-    fn all(&self) -> Vec<PathBuf> {
+impl ServerTlsFiles {
+    fn paths(&self) -> Vec<PathBuf> {
         [Some(&self.certificate), Some(&self.key), self.client_ca.as_ref()]
             .into_iter()
             .flatten()
@@ -109,11 +112,11 @@ impl TlsFiles {
             .collect()
     }
 
-    fn read(&self) -> Result<Arc<ServerConfig>, TlsError> {
+    fn load_config(&self) -> Result<Arc<ServerConfig>, TlsConfigError> {
         let certificates = certificates(&self.certificate)?;
         let key = PrivateKeyDer::from_pem_file(&self.key)
-            .map_err(|problem| TlsError::File { path: self.key.clone(), problem })?;
-        let unusable = |problem| TlsError::Unusable { certificate: self.certificate.clone(), problem };
+            .map_err(|problem| TlsConfigError::File { path: self.key.clone(), problem })?;
+        let unusable = |problem| TlsConfigError::Unusable { certificate: self.certificate.clone(), problem };
         let builder = ServerConfig::builder_with_provider(Arc::new(default_provider()));
         let builder = builder.with_safe_default_protocol_versions().map_err(unusable)?;
         let builder = builder.with_client_cert_verifier(self.verifier()?);
@@ -122,27 +125,27 @@ impl TlsFiles {
         Ok(Arc::new(config))
     }
 
-    fn verifier(&self) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+    fn verifier(&self) -> Result<Arc<dyn ClientCertVerifier>, TlsConfigError> {
         let Some(path) = &self.client_ca else { return Ok(Arc::new(NoClientAuth)) };
         let mut roots = RootCertStore::empty();
         for certificate in certificates(path)? {
             roots
                 .add(certificate)
-                .map_err(|problem| TlsError::Unusable { certificate: path.clone(), problem })?;
+                .map_err(|problem| TlsConfigError::Unusable { certificate: path.clone(), problem })?;
         }
         let builder =
             WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::new(default_provider()));
         let builder = if self.client_optional { builder.allow_unauthenticated() } else { builder };
-        builder.build().map_err(|problem| TlsError::Authority { path: path.clone(), problem })
+        builder.build().map_err(|problem| TlsConfigError::Authority { path: path.clone(), problem })
     }
 }
 
 /// All certificates of a PEM file; there is one at least.
-pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let wrong = |problem| TlsError::File { path: path.to_owned(), problem };
+pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsConfigError> {
+    let wrong = |problem| TlsConfigError::File { path: path.to_owned(), problem };
     let found = CertificateDer::pem_file_iter(path).map_err(wrong)?;
     let found = found.collect::<Result<Vec<_>, _>>().map_err(wrong)?;
-    if found.is_empty() { Err(TlsError::Empty(path.to_owned())) } else { Ok(found) }
+    if found.is_empty() { Err(TlsConfigError::NoCertificate(path.to_owned())) } else { Ok(found) }
 }
 
 /// HTTP/2 in the negotiation of protocols (RFC 9113, section 3.2).
@@ -150,35 +153,35 @@ const HTTP2: &[u8] = b"h2";
 
 /// TLS as it is shown to the next client. Clones are the same.
 #[derive(Debug, Clone)]
-pub struct Tls {
-    files: TlsFiles,
+pub struct ServerTls {
+    files: ServerTlsFiles,
     /// Older than what was read.
-    changes: FileChanges,
+    watcher: FileChangeWatcher,
     config: Arc<ArcSwap<ServerConfig>>,
 }
 
-impl Tls {
+impl ServerTls {
     /// Reads the files.
     ///
     /// # Errors
-    /// [`TlsError`], which names the file.
-    pub fn load(files: TlsFiles) -> Result<Self, TlsError> {
-        let changes = FileChanges::new(files.all());
-        let config = Arc::new(ArcSwap::new(files.read()?));
-        Ok(Self { files, changes, config })
+    /// [`TlsConfigError`], which names the file.
+    pub fn load(files: ServerTlsFiles) -> Result<Self, TlsConfigError> {
+        let changes = FileChangeWatcher::new(files.paths());
+        let config = Arc::new(ArcSwap::new(files.load_config()?));
+        Ok(Self { files, watcher: changes, config })
     }
 
     /// Reads the files again whenever they change, until `stop`; connections that are open stay as they are. Files that cannot be
     /// used, such as a certificate whose key is still to come, change nothing.
-    pub async fn keep_current(self, stop: CancellationToken) {
-        let renew = || match self.files.read() {
+    pub async fn reload_on_change(self, stop: CancellationToken) {
+        let renew = || match self.files.load_config() {
             Ok(config) => {
                 tracing::info!(certificate = %self.files.certificate.display(), "read again");
                 self.config.store(config);
             }
             Err(error) => tracing::warn!(%error, "cannot be used; what was read before stays in force"),
         };
-        self.changes.follow(stop, renew).await;
+        self.watcher.watch(stop, renew).await;
     }
 
     /// The configuration of the next handshake.
@@ -196,7 +199,7 @@ impl Tls {
 }
 
 /// What the handshake settled: HTTP/2 or not, and whether the client has shown a certificate.
-pub(super) fn settled(stream: &TlsStream<TcpStream>) -> (bool, Option<ClientCertificate>) {
+pub(super) fn negotiated(stream: &TlsStream<TcpStream>) -> (bool, Option<ClientCertificate>) {
     let (_, session) = stream.get_ref();
     let certified = session.peer_certificates().is_some_and(|shown| !shown.is_empty());
     (session.alpn_protocol() == Some(HTTP2), certified.then_some(ClientCertificate))

@@ -14,56 +14,56 @@ use tokio_rustls::TlsConnector;
 
 use super::*;
 
-const LONG: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A certificate's PEM and its key's.
-type Pair = (String, String);
+type PemKeyPair = (String, String);
 
 /// An authority, and certificates that it signs.
-struct Authority(CertifiedIssuer<'static, KeyPair>);
+struct ListenerTestAuthority(CertifiedIssuer<'static, KeyPair>);
 
-impl Authority {
+impl ListenerTestAuthority {
     fn new() -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    fn signs(&self, host: &str) -> Pair {
+    fn issue_certificate(&self, host: &str) -> PemKeyPair {
         let key = KeyPair::generate().unwrap();
         let cert = CertificateParams::new(vec![host.to_owned()]).unwrap().signed_by(&key, &self.0).unwrap();
         (cert.pem(), key.serialize_pem())
     }
 }
 
-struct Server {
+struct TestTlsListener {
     folder: TempDir,
     address: SocketAddr,
     supervisor: Supervisor,
-    authority: Authority,
+    authority: ListenerTestAuthority,
 }
 
-impl Server {
+impl TestTlsListener {
     /// `clients`: whether certificates are asked for, and whether a client may do without.
     fn start(clients: Option<bool>, limits: ListenerLimits) -> Self {
         let folder = TempDir::new().unwrap();
-        let authority = Authority::new();
+        let authority = ListenerTestAuthority::new();
         let file = |name: &str, text: &str| {
             let path = folder.path().join(name);
             std::fs::write(&path, text).unwrap();
             path
         };
-        let own = authority.signs("localhost");
+        let own = authority.issue_certificate("localhost");
         let ca = file("ca.pem", &authority.0.pem());
-        let files = TlsFiles {
+        let files = ServerTlsFiles {
             certificate: file("cert.pem", &own.0),
             key: file("key.pem", &own.1),
             client_ca: clients.map(|_| ca),
             client_optional: clients.unwrap_or(false),
         };
-        let tls = Tls::load(files).unwrap();
+        let tls = ServerTls::load(files).unwrap();
         let supervisor = Supervisor::new();
-        supervisor.spawn("renew", tls.clone().keep_current(supervisor.token()));
+        supervisor.spawn("renew", tls.clone().reload_on_change(supervisor.token()));
         let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = listener.local_addr().unwrap();
         let service = tower::service_fn(async |request: Request<Incoming>| {
@@ -71,13 +71,17 @@ impl Server {
             let text = format!("{:?} certified={certified}", request.version());
             Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from(text))))
         });
-        let socket = Socket { listener, tls: Some(tls) };
+        let socket = ListenerSocket { listener, tls: Some(tls) };
         serve(socket, service, limits, supervisor.token(), &supervisor);
         Self { folder, address, supervisor, authority }
     }
 
     /// The end of the answer to a request of a client that trusts `authority` and shows `own`.
-    async fn ask(&self, authority: &Authority, own: Option<&Pair>) -> io::Result<String> {
+    async fn send_request(
+        &self,
+        authority: &ListenerTestAuthority,
+        own: Option<&PemKeyPair>,
+    ) -> io::Result<String> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(authority.0.pem().as_bytes()).unwrap()).unwrap();
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -101,11 +105,11 @@ impl Server {
             stream.read_to_string(&mut answer).await?;
             Ok(answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default())
         };
-        tokio::time::timeout(LONG, asked).await.unwrap()
+        tokio::time::timeout(TEST_TIMEOUT, asked).await.unwrap()
     }
 }
 
-impl Drop for Server {
+impl Drop for TestTlsListener {
     fn drop(&mut self) {
         self.supervisor.token().cancel();
     }
@@ -113,56 +117,65 @@ impl Drop for Server {
 
 #[tokio::test]
 async fn a_client_that_trusts_the_authority_is_served() {
-    let server = Server::start(None, ListenerLimits::default());
-    assert_eq!(server.ask(&server.authority, None).await.unwrap(), "HTTP/1.1 certified=false");
-    assert!(server.ask(&Authority::new(), None).await.is_err());
+    let server = TestTlsListener::start(None, ListenerLimits::default());
+    assert_eq!(server.send_request(&server.authority, None).await.unwrap(), "HTTP/1.1 certified=false");
+    assert!(server.send_request(&ListenerTestAuthority::new(), None).await.is_err());
 }
 
 #[tokio::test]
 async fn certificates_of_clients_are_asked_for_and_told() {
-    let server = Server::start(Some(false), ListenerLimits::default());
-    let (known, foreign) = (server.authority.signs("client"), Authority::new().signs("client"));
-    assert_eq!(server.ask(&server.authority, Some(&known)).await.unwrap(), "HTTP/1.1 certified=true");
-    assert!(server.ask(&server.authority, None).await.is_err());
-    assert!(server.ask(&server.authority, Some(&foreign)).await.is_err());
+    let server = TestTlsListener::start(Some(false), ListenerLimits::default());
+    let (known, foreign) = (
+        server.authority.issue_certificate("client"),
+        ListenerTestAuthority::new().issue_certificate("client"),
+    );
+    assert_eq!(
+        server.send_request(&server.authority, Some(&known)).await.unwrap(),
+        "HTTP/1.1 certified=true"
+    );
+    assert!(server.send_request(&server.authority, None).await.is_err());
+    assert!(server.send_request(&server.authority, Some(&foreign)).await.is_err());
 
-    let server = Server::start(Some(true), ListenerLimits::default());
-    let known = server.authority.signs("client");
-    assert_eq!(server.ask(&server.authority, Some(&known)).await.unwrap(), "HTTP/1.1 certified=true");
-    assert_eq!(server.ask(&server.authority, None).await.unwrap(), "HTTP/1.1 certified=false");
-    assert!(server.ask(&server.authority, Some(&foreign)).await.is_err());
+    let server = TestTlsListener::start(Some(true), ListenerLimits::default());
+    let known = server.authority.issue_certificate("client");
+    assert_eq!(
+        server.send_request(&server.authority, Some(&known)).await.unwrap(),
+        "HTTP/1.1 certified=true"
+    );
+    assert_eq!(server.send_request(&server.authority, None).await.unwrap(), "HTTP/1.1 certified=false");
+    assert!(server.send_request(&server.authority, Some(&foreign)).await.is_err());
 }
 
 #[tokio::test]
-async fn renewed_files_are_shown_to_the_next_client_and_bad_ones_are_not() {
-    let server = Server::start(None, ListenerLimits::default());
-    let next = Authority::new();
-    let (cert, key) = next.signs("localhost");
+async fn next_handshake_uses_renewed_files_and_ignores_bad_ones() {
+    let server = TestTlsListener::start(None, ListenerLimits::default());
+    let next = ListenerTestAuthority::new();
+    let (cert, key) = next.issue_certificate("localhost");
     let write = |name: &str, text: &str| std::fs::write(server.folder.path().join(name), text).unwrap();
     write("cert.pem", "half a file");
-    assert!(server.ask(&server.authority, None).await.is_ok(), "what was read before stays");
+    assert!(server.send_request(&server.authority, None).await.is_ok(), "what was read before stays");
     write("cert.pem", &cert);
     write("key.pem", &key);
     let renewed = async {
-        while server.ask(&next, None).await.is_err() {
+        while server.send_request(&next, None).await.is_err() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(LONG, renewed).await.unwrap();
-    assert!(server.ask(&server.authority, None).await.is_err());
+    tokio::time::timeout(TEST_TIMEOUT, renewed).await.unwrap();
+    assert!(server.send_request(&server.authority, None).await.is_err());
 }
 
 #[tokio::test]
 async fn who_does_not_speak_tls_or_says_nothing_is_cut() {
     let limits =
         ListenerLimits { header_read_timeout: Duration::from_millis(100), ..ListenerLimits::default() };
-    let server = Server::start(None, limits);
+    let server = TestTlsListener::start(None, limits);
     for said in ["", "GET / HTTP/1.1\r\nhost: a\r\n\r\n"] {
         let mut stream = TcpStream::connect(server.address).await.unwrap();
         stream.write_all(said.as_bytes()).await.unwrap();
         let mut heard = Vec::new();
         // An alert, an end or a reset, but no answer.
-        let _ = tokio::time::timeout(LONG, stream.read_to_end(&mut heard)).await.unwrap();
+        let _ = tokio::time::timeout(TEST_TIMEOUT, stream.read_to_end(&mut heard)).await.unwrap();
         assert!(!heard.starts_with(b"HTTP"), "{heard:?}");
     }
 }
@@ -170,25 +183,25 @@ async fn who_does_not_speak_tls_or_says_nothing_is_cut() {
 #[test]
 fn files_that_cannot_be_used_are_named() {
     let folder = TempDir::new().unwrap();
-    let authority = Authority::new();
+    let authority = ListenerTestAuthority::new();
     let file = |name: &str, text: &str| {
         let path = folder.path().join(name);
         std::fs::write(&path, text).unwrap();
         path
     };
-    let (cert, key) = authority.signs("a");
-    let good = TlsFiles {
+    let (cert, key) = authority.issue_certificate("a");
+    let good = ServerTlsFiles {
         certificate: file("cert.pem", &cert),
         key: file("key.pem", &key),
         client_ca: None,
         client_optional: false,
     };
-    let error = |files: &TlsFiles| Tls::load(files.clone()).unwrap_err().to_string();
-    assert!(Tls::load(good.clone()).is_ok());
-    let missing = TlsFiles { key: folder.path().join("missing.pem"), ..good.clone() };
+    let error = |files: &ServerTlsFiles| ServerTls::load(files.clone()).unwrap_err().to_string();
+    assert!(ServerTls::load(good.clone()).is_ok());
+    let missing = ServerTlsFiles { key: folder.path().join("missing.pem"), ..good.clone() };
     assert!(error(&missing).contains("missing.pem"));
-    let empty = TlsFiles { client_ca: Some(file("empty.pem", "")), ..good.clone() };
+    let empty = ServerTlsFiles { client_ca: Some(file("empty.pem", "")), ..good.clone() };
     assert!(error(&empty).contains("there is no certificate"));
-    let other = TlsFiles { key: file("other.pem", &authority.signs("a").1), ..good };
+    let other = ServerTlsFiles { key: file("other.pem", &authority.issue_certificate("a").1), ..good };
     assert!(error(&other).contains("cert.pem"));
 }

@@ -11,7 +11,7 @@ use reqwest::{Body, Response, Result};
 use super::TcpStream;
 
 /// Time for a request that names none.
-const TIME_LIMIT: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Sends a request on a connection of its own. The error of a failed one is that of status 502: reqwest makes no others
 /// for its users.
@@ -20,7 +20,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(5);
 /// When there is no answer within the request's time limit.
 pub async fn send_request(request: reqwest::RequestBuilder) -> Result<Response> {
     let request = request.build()?;
-    let limit = request.timeout().copied().unwrap_or(TIME_LIMIT);
+    let limit = request.timeout().copied().unwrap_or(REQUEST_TIMEOUT);
     match tokio::time::timeout(limit, exchange(request)).await {
         Ok(Some(response)) => Ok(response),
         Ok(None) | Err(_) => Err(failure()),

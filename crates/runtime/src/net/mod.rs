@@ -14,7 +14,7 @@ mod http;
 #[cfg(feature = "simulation")]
 pub mod simulated;
 #[cfg(feature = "simulation")]
-mod trace;
+mod simulation_trace;
 #[cfg(feature = "simulation")]
 use simulated as provider;
 

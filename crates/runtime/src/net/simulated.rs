@@ -14,8 +14,8 @@ use turmoil::ToSocketAddrs;
 use turmoil::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 pub use super::http::send_request;
-use super::trace::record_bytes;
-pub use super::trace::{keep_trace, record, trace_hash};
+use super::simulation_trace::record_bytes;
+pub use super::simulation_trace::{capture_trace, record, trace_hash};
 
 /// A connection on its way to another task.
 pub type DetachedStream = TcpStream;
@@ -43,20 +43,20 @@ pub fn attach(stream: DetachedStream) -> io::Result<TcpStream> {
 }
 
 thread_local! {
-    static CUTS: RefCell<Cuts> =
-        const { RefCell::new(Cuts { random: fastrand::Rng::with_seed(0), per_million: 0, made: 0 }) };
+    static DISCONNECTS: RefCell<DisconnectInjector> =
+        const { RefCell::new(DisconnectInjector { random: fastrand::Rng::with_seed(0), per_million: 0, injected: 0 }) };
 }
 
 /// When connections are cut.
-struct Cuts {
+struct DisconnectInjector {
     random: fastrand::Rng,
     per_million: u32,
-    made: u64,
+    injected: u64,
 }
 
 /// From now on, of a million writes on any connection so many end it: a part of the bytes is sent, and then both sides find it broken.
-pub fn cut_connections(seed: u64, per_million: u32) {
-    CUTS.with_borrow_mut(|cuts| {
+pub fn inject_disconnects(seed: u64, per_million: u32) {
+    DISCONNECTS.with_borrow_mut(|cuts| {
         cuts.random = fastrand::Rng::with_seed(seed);
         cuts.per_million = per_million;
     });
@@ -64,17 +64,17 @@ pub fn cut_connections(seed: u64, per_million: u32) {
 
 /// Connections that were cut.
 #[must_use]
-pub fn connections_cut() -> u64 {
-    CUTS.with_borrow(|cuts| cuts.made)
+pub fn injected_disconnects() -> u64 {
+    DISCONNECTS.with_borrow(|cuts| cuts.injected)
 }
 
 /// How many of these bytes are sent before the connection is cut, if it is.
-fn cut_within(bytes: usize) -> Option<usize> {
-    CUTS.with_borrow_mut(|cuts| {
+fn disconnect_after(bytes: usize) -> Option<usize> {
+    DISCONNECTS.with_borrow_mut(|cuts| {
         if cuts.per_million == 0 || cuts.random.u32(..1_000_000) >= cuts.per_million {
             return None;
         }
-        cuts.made += 1;
+        cuts.injected += 1;
         Some(cuts.random.usize(..=bytes))
     })
 }
@@ -117,11 +117,11 @@ impl std::fmt::Debug for TcpListener {
 
 /// A connection.
 #[derive(Debug)]
-pub struct TcpStream(Box<Sides>);
+pub struct TcpStream(Box<SplitTcpStream>);
 
 /// What makes a connection, beside the place that a system's connection takes.
 #[derive(Debug)]
-struct Sides {
+struct SplitTcpStream {
     /// `None` once the connection has been cut.
     reader: Mutex<Option<OwnedReadHalf>>,
     writer: Mutex<Option<OwnedWriteHalf>>,
@@ -135,7 +135,7 @@ impl TcpStream {
         record(format_args!("{local} has a connection with {peer}"));
         let (reader, writer) = stream.into_split();
         let (reader, writer) = (Mutex::new(Some(reader)), Mutex::new(Some(writer)));
-        Ok(Self(Box::new(Sides { reader, writer, local, peer })))
+        Ok(Self(Box::new(SplitTcpStream { reader, writer, local, peer })))
     }
 
     /// Connects.
@@ -237,7 +237,7 @@ impl TcpStream {
         let Some(half) = writer.as_mut() else {
             return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
         };
-        let Some(sent) = cut_within(bytes.len()) else {
+        let Some(sent) = disconnect_after(bytes.len()) else {
             let written = Pin::new(half).poll_write(context, bytes);
             if let Poll::Ready(Ok(sent)) = &written {
                 record_bytes(self.0.local, self.0.peer, bytes.get(..*sent).unwrap_or_default());
@@ -253,7 +253,7 @@ impl TcpStream {
         Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()))
     }
 
-    fn poll_end(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_shutdown_write(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut *self.0.writer.lock() {
             Some(writer) => Pin::new(writer).poll_shutdown(context),
             None => Poll::Ready(Err(io::ErrorKind::ConnectionReset.into())),
@@ -295,7 +295,7 @@ impl AsyncWrite for TcpStream {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.poll_end(context)
+        self.poll_shutdown_write(context)
     }
 }
 
@@ -319,6 +319,6 @@ impl AsyncWrite for WriteHalf<'_> {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.0.poll_end(context)
+        self.0.poll_shutdown_write(context)
     }
 }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
-use super::{Fingerprint, fingerprint_of};
+use super::{CertificateFingerprint, fingerprint_of};
 
 /// A connection of a client that has shown a certificate.
 pub struct BlockingTlsStream {
     stream: StreamOwned<ServerConnection, TcpStream>,
-    peer: Fingerprint,
+    peer: CertificateFingerprint,
 }
 
 impl BlockingTlsStream {
@@ -30,7 +30,7 @@ impl BlockingTlsStream {
 
     /// The fingerprint of the client's certificate.
     #[must_use]
-    pub fn peer(&self) -> Fingerprint {
+    pub fn peer(&self) -> CertificateFingerprint {
         self.peer
     }
 

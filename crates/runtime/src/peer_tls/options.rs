@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::{PeerTls, PeerTlsFiles};
-use crate::TlsError;
+use crate::TlsConfigError;
 
 /// Mutual TLS with the other programs of a store.
 #[derive(Debug, Clone, Default, Args)]
-pub struct PeerTlsOptions {
+pub struct PeerTlsArgs {
     /// Certificate (PEM) that this program shows to the other programs of the store, as server and as client; re-read when it changes. With
     /// it, all their connections are TLS with certificates. Needs --store-tls-key and --store-tls-ca. Off by default: Mooncake's programs
     /// do not have this.
@@ -45,20 +45,20 @@ pub struct PeerTlsOptions {
 /// The settings that must be given together.
 const FLAGS: [&str; 3] = ["--store-tls-cert", "--store-tls-key", "--store-tls-ca"];
 
-impl PeerTlsOptions {
+impl PeerTlsArgs {
     /// Reads the files; nothing if there are to be none.
     ///
     /// # Errors
-    /// [`TlsError`] names the flag that is missing, or the file and its flag.
-    pub fn load(&self) -> Result<Option<PeerTls>, TlsError> {
+    /// [`TlsConfigError`] names the flag that is missing, or the file and its flag.
+    pub fn load(&self) -> Result<Option<PeerTls>, TlsConfigError> {
         self.load_named(FLAGS, "--store-tls-name")
     }
 
     /// The same for a program whose flags have other names.
     ///
     /// # Errors
-    /// As [`PeerTlsOptions::load`].
-    pub fn load_named(&self, flags: [&str; 3], name_flag: &str) -> Result<Option<PeerTls>, TlsError> {
+    /// As [`PeerTlsArgs::load`].
+    pub fn load_named(&self, flags: [&str; 3], name_flag: &str) -> Result<Option<PeerTls>, TlsConfigError> {
         let files = [&self.store_tls_cert, &self.store_tls_key, &self.store_tls_ca];
         if let [Some(certificate), Some(key), Some(ca)] = files {
             let files = PeerTlsFiles {
@@ -74,7 +74,7 @@ impl PeerTlsOptions {
         let given = given.or(self.store_tls_name.as_ref().map(|_| name_flag));
         let missing = files.iter().zip(flags).find(|(file, _)| file.is_none()).map(|(_, flag)| flag);
         match given.zip(missing) {
-            Some((given, missing)) => Err(TlsError::Settings(format!(
+            Some((given, missing)) => Err(TlsConfigError::IncompatibleSettings(format!(
                 "{given} needs {missing}: {}, {} and {} are set together or not at all",
                 flags[0], flags[1], flags[2]
             ))),

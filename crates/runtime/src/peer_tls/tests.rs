@@ -12,14 +12,14 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 
-const LONG: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-struct Authority {
+struct PeerTestAuthority {
     folder: TempDir,
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
-impl Authority {
+impl PeerTestAuthority {
     fn new() -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -51,7 +51,7 @@ impl Authority {
 }
 
 /// Echoes one byte; returns the fingerprint that it has seen.
-async fn echo(listener: TcpListener, tls: PeerTls) -> io::Result<Fingerprint> {
+async fn echo(listener: TcpListener, tls: PeerTls) -> io::Result<CertificateFingerprint> {
     let (mut stream, peer) = tls.accept(listener.accept().await?.0).await?;
     let byte = stream.read_u8().await?;
     stream.write_u8(byte).await?;
@@ -68,23 +68,23 @@ async fn request(address: SocketAddr, tls: &PeerTls, host: &str) -> Result<u8, S
         stream.flush().await?;
         stream.read_u8().await
     };
-    exchange.await.map_err(|error| explain_tls(&error))
+    exchange.await.map_err(|error| describe_tls_error(&error))
 }
 
 async fn exchange(
     server: &PeerTls,
     client: &PeerTls,
     host: &str,
-) -> (io::Result<Fingerprint>, Result<u8, String>) {
+) -> (io::Result<CertificateFingerprint>, Result<u8, String>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let both = async { tokio::join!(echo(listener, server.clone()), request(address, client, host)) };
-    tokio::time::timeout(LONG, both).await.unwrap()
+    tokio::time::timeout(TEST_TIMEOUT, both).await.unwrap()
 }
 
 #[tokio::test]
 async fn programs_of_one_authority_reach_each_other() {
-    let authority = Authority::new();
+    let authority = PeerTestAuthority::new();
     let (node, client) = (authority.program("node.test"), authority.program("client.test"));
     let (seen, answered) = exchange(&node, &client, "node.test").await;
     assert_eq!(answered, Ok(7));
@@ -99,7 +99,7 @@ async fn programs_of_one_authority_reach_each_other() {
 
 #[tokio::test]
 async fn a_certificate_of_another_authority_is_refused() {
-    let (authority, foreign) = (Authority::new(), Authority::new());
+    let (authority, foreign) = (PeerTestAuthority::new(), PeerTestAuthority::new());
     let node = authority.program("node.test");
     let stranger = PeerTlsFiles { ca: authority.files("x").ca, ..foreign.files("client.test") };
     let (seen, refused) = exchange(&node, &PeerTls::load(stranger).unwrap(), "node.test").await;
@@ -114,7 +114,7 @@ async fn a_certificate_of_another_authority_is_refused() {
 async fn a_server_without_tls_is_explained() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let client = Authority::new().program("client.test");
+    let client = PeerTestAuthority::new().program("client.test");
     let plain = async {
         for answer in [&b"not a record of TLS"[..], b""] {
             let mut stream = listener.accept().await.unwrap().0;
@@ -130,12 +130,12 @@ async fn a_server_without_tls_is_explained() {
             }
         })
     };
-    tokio::time::timeout(LONG, both).await.unwrap();
+    tokio::time::timeout(TEST_TIMEOUT, both).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_client_without_tls_gets_an_alert() {
-    let node = Authority::new().program("node.test");
+    let node = PeerTestAuthority::new().program("node.test");
     for is_blocking in [false, true] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut plain = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
@@ -157,7 +157,7 @@ async fn a_client_without_tls_gets_an_alert() {
 
 #[tokio::test]
 async fn a_thread_can_serve_a_connection() {
-    let authority = Authority::new();
+    let authority = PeerTestAuthority::new();
     let (node, client) = (authority.program("node.test"), authority.program("client.test"));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -181,11 +181,11 @@ async fn a_thread_can_serve_a_connection() {
 
 #[test]
 fn settings_are_complete_or_absent() {
-    let authority = Authority::new();
+    let authority = PeerTestAuthority::new();
     let files = authority.files("node.test");
     let (cert, key, ca) = (Some(files.certificate), Some(files.key), Some(files.ca));
     let load = |cert: &Option<PathBuf>, key: &Option<PathBuf>, ca: &Option<PathBuf>, name: Option<&str>| {
-        let options = PeerTlsOptions {
+        let options = PeerTlsArgs {
             store_tls_cert: cert.clone(),
             store_tls_key: key.clone(),
             store_tls_ca: ca.clone(),

@@ -2,7 +2,7 @@
 
 use super::*;
 
-const LONG: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn shutdown_waits_for_tasks_that_watch_the_token() {
@@ -11,15 +11,15 @@ async fn shutdown_waits_for_tasks_that_watch_the_token() {
         let token = supervisor.token();
         supervisor.spawn("patient", async move { token.cancelled().await });
     }
-    assert_eq!(supervisor.alive(), 3);
-    supervisor.shutdown(LONG).await.unwrap();
-    assert_eq!(supervisor.alive(), 0);
+    assert_eq!(supervisor.running_tasks(), 3);
+    supervisor.shutdown(TEST_TIMEOUT).await.unwrap();
+    assert_eq!(supervisor.running_tasks(), 0);
 }
 
 #[tokio::test]
 async fn shutdown_names_and_aborts_what_does_not_end() {
-    struct Dropped(Arc<AtomicUsize>);
-    impl Drop for Dropped {
+    struct DropCounter(Arc<AtomicUsize>);
+    impl Drop for DropCounter {
         fn drop(&mut self) {
             self.0.fetch_add(1, Ordering::SeqCst);
         }
@@ -27,7 +27,7 @@ async fn shutdown_names_and_aborts_what_does_not_end() {
     let supervisor = Supervisor::new();
     let dropped = Arc::new(AtomicUsize::new(0));
     for _ in 0..2 {
-        let held = Dropped(Arc::clone(&dropped));
+        let held = DropCounter(Arc::clone(&dropped));
         supervisor.spawn("deaf", async move {
             let _held = held;
             std::future::pending::<()>().await;
@@ -40,7 +40,7 @@ async fn shutdown_names_and_aborts_what_does_not_end() {
     assert_eq!(left.tasks, BTreeMap::from([("deaf", 2)]));
     assert_eq!(left.to_string(), "2 task(s) did not end within 50ms and were aborted: deaf (2×)");
     assert_eq!(dropped.load(Ordering::SeqCst), 2);
-    assert_eq!(supervisor.alive(), 0);
+    assert_eq!(supervisor.running_tasks(), 0);
 
     let late = supervisor.spawn("late", std::future::pending());
     assert!(late.await.unwrap_err().is_cancelled());
@@ -52,8 +52,8 @@ async fn a_panic_is_counted_and_seen_by_the_handle() {
     let handle = supervisor.spawn("clumsy", async { panic!("dropped it") });
     assert!(handle.await.unwrap_err().is_panic());
     assert_eq!(supervisor.panics(), 1);
-    assert_eq!(supervisor.alive(), 0);
-    supervisor.shutdown(LONG).await.unwrap();
+    assert_eq!(supervisor.running_tasks(), 0);
+    supervisor.shutdown(TEST_TIMEOUT).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -64,10 +64,10 @@ async fn only_an_essential_task_fails_the_process() {
     assert!(futures_util::poll!(std::pin::pin!(supervisor.failed())).is_pending());
     assert!(supervisor.spawn_essential("probe", async { panic!("no more probes") }).await.is_err());
     assert!(supervisor.spawn_essential("second", async { panic!("consequence") }).await.is_err());
-    assert_eq!(tokio::time::timeout(LONG, supervisor.failed()).await.unwrap(), "probe");
+    assert_eq!(tokio::time::timeout(TEST_TIMEOUT, supervisor.failed()).await.unwrap(), "probe");
     assert_eq!(supervisor.panics(), 3);
     assert!(task_panics() >= before + 3);
-    supervisor.shutdown(LONG).await.unwrap();
+    supervisor.shutdown(TEST_TIMEOUT).await.unwrap();
 }
 
 #[tokio::test]
@@ -75,17 +75,17 @@ async fn an_essential_task_of_a_child_fails_the_process() {
     let supervisor = Supervisor::new();
     let child = supervisor.child();
     assert!(child.spawn_essential("term", async { panic!("no leader") }).await.is_err());
-    assert_eq!(tokio::time::timeout(LONG, supervisor.failed()).await.unwrap(), "term");
+    assert_eq!(tokio::time::timeout(TEST_TIMEOUT, supervisor.failed()).await.unwrap(), "term");
     assert!(!supervisor.token().is_cancelled());
 }
 
 #[tokio::test]
 async fn an_essential_thread_fails_the_process() {
     let supervisor = Supervisor::new();
-    assert_eq!(std::thread::spawn(supervisor.essential_thread("sum", || 2 + 2)).join().unwrap(), 4);
+    assert_eq!(std::thread::spawn(supervisor.wrap_essential_thread("sum", || 2 + 2)).join().unwrap(), 4);
     let body: fn() = || panic!("no more snapshots");
-    assert!(std::thread::spawn(supervisor.essential_thread("data", body)).join().is_err());
-    assert_eq!(tokio::time::timeout(LONG, supervisor.failed()).await.unwrap(), "data");
+    assert!(std::thread::spawn(supervisor.wrap_essential_thread("data", body)).join().is_err());
+    assert_eq!(tokio::time::timeout(TEST_TIMEOUT, supervisor.failed()).await.unwrap(), "data");
 }
 
 #[tokio::test(start_paused = true)]
@@ -122,8 +122,8 @@ async fn many_short_tasks_leave_nothing_behind() {
     for _ in 0..10_000 {
         supervisor.spawn("short", async {});
     }
-    supervisor.shutdown(LONG).await.unwrap();
-    assert_eq!(supervisor.alive(), 0);
+    supervisor.shutdown(TEST_TIMEOUT).await.unwrap();
+    assert_eq!(supervisor.running_tasks(), 0);
 }
 
 #[test]
@@ -146,5 +146,5 @@ fn a_runtime_that_ends_first_does_not_deadlock() {
         tokio::task::yield_now().await;
     });
     drop(runtime);
-    assert_eq!(supervisor.alive(), 0);
+    assert_eq!(supervisor.running_tasks(), 0);
 }

@@ -10,28 +10,28 @@ use http_body::{Body, Frame, SizeHint};
 
 /// A body in pieces, which are sent as they are.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Pieces {
-    left: VecDeque<Bytes>,
+pub(super) struct ExportBody {
+    remaining: VecDeque<Bytes>,
     bytes: usize,
 }
 
-impl Pieces {
+impl ExportBody {
     pub(super) fn len(&self) -> usize {
         self.bytes
     }
 
     pub(super) fn push(&mut self, piece: Bytes) {
         self.bytes += piece.len();
-        self.left.push_back(piece);
+        self.remaining.push_back(piece);
     }
 
     pub(super) fn push_front(&mut self, piece: Bytes) {
         self.bytes += piece.len();
-        self.left.push_front(piece);
+        self.remaining.push_front(piece);
     }
 }
 
-impl Body for Pieces {
+impl Body for ExportBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -39,13 +39,13 @@ impl Body for Pieces {
         mut self: Pin<&mut Self>,
         _cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let piece = self.left.pop_front();
+        let piece = self.remaining.pop_front();
         self.bytes -= piece.as_ref().map_or(0, Bytes::len);
         Poll::Ready(piece.map(|piece| Ok(Frame::data(piece))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.left.is_empty()
+        self.remaining.is_empty()
     }
 
     fn size_hint(&self) -> SizeHint {

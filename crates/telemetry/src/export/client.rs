@@ -13,23 +13,23 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use percent_encoding::percent_decode_str;
 
-use super::body::Pieces;
-use super::tls::{TlsError, connector};
-use crate::options::{OtlpProtocol, Target};
+use super::body::ExportBody;
+use super::tls::{CollectorTlsError, connector};
+use crate::options::{OtlpProtocol, OtlpTarget};
 
 /// A collector answers with a few bytes.
 const MAX_RESPONSE_BYTES: usize = 64 * 1024;
 /// Time for one export with its retries.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pauses before the retries, at least.
-const PAUSES: [Duration; 3] =
+const RETRY_DELAYS: [Duration; 3] =
     [Duration::from_millis(100), Duration::from_millis(200), Duration::from_millis(400)];
 /// What the call of a gRPC collector is named.
 const GRPC_PATH: &str = "opentelemetry.proto.collector.trace.v1.TraceService/Export";
 
 /// An export has failed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum SendError {
+pub(super) enum ExportError {
     #[error("it cannot be reached: {0}")]
     Unreachable(String),
     #[error("it answered {0}")]
@@ -40,9 +40,9 @@ pub(super) enum SendError {
     Timeout,
 }
 
-impl SendError {
+impl ExportError {
     /// Whether another try may go better (OTLP specification, "Failures").
-    fn may_pass(&self) -> bool {
+    fn is_retryable(&self) -> bool {
         match self {
             Self::Unreachable(_) => true,
             Self::Status(status, _) => matches!(status.as_u16(), 429 | 502 | 503 | 504),
@@ -53,7 +53,7 @@ impl SendError {
     }
 
     /// How long the collector wants to be left alone.
-    const fn pause(&self) -> Option<Duration> {
+    const fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Status(_, pause) => *pause,
             _ => None,
@@ -62,16 +62,16 @@ impl SendError {
 }
 
 /// Sends exports.
-pub(super) struct Sender {
-    client: Client<HttpsConnector<HttpConnector>, Pieces>,
+pub(super) struct OtlpClient {
+    client: Client<HttpsConnector<HttpConnector>, ExportBody>,
     protocol: OtlpProtocol,
     uri: Uri,
     headers: HeaderMap,
 }
 
-impl Sender {
-    pub(super) fn new(target: Target) -> Result<Self, TlsError> {
-        let Target { protocol, uri, mut headers, ca } = target;
+impl OtlpClient {
+    pub(super) fn new(target: OtlpTarget) -> Result<Self, CollectorTlsError> {
+        let OtlpTarget { protocol, uri, mut headers, ca } = target;
         let is_grpc = protocol == OtlpProtocol::Grpc;
         let connector = connector(protocol, uri.scheme_str() == Some("https"), ca.as_deref())?;
         let mut builder = Client::builder(TokioExecutor::new());
@@ -87,42 +87,45 @@ impl Sender {
     }
 
     /// Sends a message, until the collector has taken it or its time is over.
-    pub(super) async fn send(&self, mut message: Pieces) -> Result<(), SendError> {
+    pub(super) async fn send(&self, mut message: ExportBody) -> Result<(), ExportError> {
         if self.protocol == OtlpProtocol::Grpc {
             message.push_front(grpc_prefix(message.len()));
         }
         let sending = async {
-            for pause in PAUSES {
-                match self.try_once(message.clone()).await {
-                    Err(error) if error.may_pass() => {
+            for pause in RETRY_DELAYS {
+                match self.attempt(message.clone()).await {
+                    Err(error) if error.is_retryable() => {
                         tracing::debug!(%error, "the trace collector is tried again");
                         // Not by all gateways at once.
                         let pause = pause.mul_f64(1.0 + fastrand::f64() / 2.0);
-                        tokio::time::sleep(error.pause().unwrap_or_default().max(pause)).await;
+                        tokio::time::sleep(error.retry_after().unwrap_or_default().max(pause)).await;
                     }
                     outcome => return outcome,
                 }
             }
-            self.try_once(message).await
+            self.attempt(message).await
         };
-        tokio::time::timeout(EXPORT_TIMEOUT, sending).await.unwrap_or(Err(SendError::Timeout))
+        tokio::time::timeout(EXPORT_TIMEOUT, sending).await.unwrap_or(Err(ExportError::Timeout))
     }
 
-    async fn try_once(&self, body: Pieces) -> Result<(), SendError> {
+    async fn attempt(&self, body: ExportBody) -> Result<(), ExportError> {
         let mut request = Request::post(self.uri.clone());
         if let Some(headers) = request.headers_mut() {
             headers.clone_from(&self.headers);
         }
-        let request = request.body(body).map_err(|error| SendError::Unreachable(error.to_string()))?;
-        let answer =
-            self.client.request(request).await.map_err(|error| SendError::Unreachable(causes(&error)))?;
+        let request = request.body(body).map_err(|error| ExportError::Unreachable(error.to_string()))?;
+        let answer = self
+            .client
+            .request(request)
+            .await
+            .map_err(|error| ExportError::Unreachable(error_chain(&error)))?;
         let (head, body) = answer.into_parts();
         let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
-        let body = body.map_err(|error| SendError::Unreachable(causes(&*error)))?;
+        let body = body.map_err(|error| ExportError::Unreachable(error_chain(&*error)))?;
         let head = Response::from_parts(head, ());
         if !head.status().is_success() {
             let pause = head.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-            return Err(SendError::Status(head.status(), pause.map(Duration::from_secs)));
+            return Err(ExportError::Status(head.status(), pause.map(Duration::from_secs)));
         }
         match self.protocol {
             OtlpProtocol::Http => Ok(()),
@@ -143,20 +146,20 @@ fn grpc_prefix(length: usize) -> Bytes {
     [&[0], length.to_be_bytes().as_slice()].concat().into()
 }
 
-fn grpc_status(trailers: &HeaderMap) -> Result<(), SendError> {
+fn grpc_status(trailers: &HeaderMap) -> Result<(), ExportError> {
     let text = |name: &str| trailers.get(name).and_then(|value| value.to_str().ok());
     // 2 is "unknown", which a call without a status is.
     match text("grpc-status").and_then(|code| code.parse().ok()).unwrap_or(2) {
         0 => Ok(()),
         code => {
             let message = percent_decode_str(text("grpc-message").unwrap_or_default());
-            Err(SendError::Grpc { code, message: message.decode_utf8_lossy().into_owned() })
+            Err(ExportError::Grpc { code, message: message.decode_utf8_lossy().into_owned() })
         }
     }
 }
 
 /// An error and what led to it.
-fn causes(error: &dyn Error) -> String {
+fn error_chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -186,11 +189,11 @@ mod tests {
 
     #[test]
     fn only_what_may_pass_is_tried_again() {
-        let status = |code| SendError::Status(StatusCode::from_u16(code).unwrap(), None);
-        let grpc = |code| SendError::Grpc { code, message: String::new() };
-        assert!([429, 502, 503, 504].into_iter().all(|code| status(code).may_pass()));
-        assert!([400, 401, 404, 413, 500].into_iter().all(|code| !status(code).may_pass()));
-        assert!([1, 4, 10, 11, 14, 15].into_iter().all(|code| grpc(code).may_pass()));
-        assert!([2, 3, 7, 8, 12, 16].into_iter().all(|code| !grpc(code).may_pass()));
+        let status = |code| ExportError::Status(StatusCode::from_u16(code).unwrap(), None);
+        let grpc = |code| ExportError::Grpc { code, message: String::new() };
+        assert!([429, 502, 503, 504].into_iter().all(|code| status(code).is_retryable()));
+        assert!([400, 401, 404, 413, 500].into_iter().all(|code| !status(code).is_retryable()));
+        assert!([1, 4, 10, 11, 14, 15].into_iter().all(|code| grpc(code).is_retryable()));
+        assert!([2, 3, 7, 8, 12, 16].into_iter().all(|code| !grpc(code).is_retryable()));
     }
 }

@@ -23,144 +23,144 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 pub(crate) use client::grpc_path;
-pub use tls::TlsError;
+pub use tls::CollectorTlsError;
 
-use body::Pieces;
-use client::Sender;
-use otlp::{Exported, Page};
+use body::ExportBody;
+use client::OtlpClient;
+use otlp::{OtlpEnvelope, SpanEncoder};
 
-use crate::notes::Value;
-use crate::options::{Target, TelemetryError};
-use crate::trace::{Spans, Trace};
+use crate::annotations::AttributeValue;
+use crate::buffered_trace::{BufferedTrace, SpanRecords};
+use crate::options::{OtlpTarget, TelemetryError};
 
 /// Spans that wait for export; when there are more, they are lost and requests go on.
-pub(crate) const MAX_WAITING_SPANS: usize = 16_384;
+pub(crate) const MAX_QUEUED_SPANS: usize = 16_384;
 /// Spans in one export.
 const MAX_EXPORT_SPANS: usize = 1024;
 /// Traces that are written together: the code that writes is not at hand for a single one, which then takes twice as long.
-const TRACES_AT_ONCE: usize = 16;
+const TRACES_PER_ENCODE: usize = 16;
 /// Size of an export from which nothing is added. Collectors take 4 MiB by gRPC unless told otherwise.
 const MAX_EXPORT_BYTES: usize = 1 << 20;
 /// Room for what is written together. What is larger grows, which costs more.
-const ROOM: usize = 60 << 10;
+const ENCODE_BUFFER_BYTES: usize = 60 << 10;
 /// Traces in a second that are exported although they were not sampled. When all goes wrong at once, some examples are enough.
-const MAX_KEPT_PER_SECOND: u32 = 50;
+const MAX_TAIL_SAMPLES_PER_SECOND: u32 = 50;
 
 /// Spans that are sent together.
 #[derive(Default)]
-struct Batch {
-    /// As [`Page`]s.
-    pages: Pieces,
+struct SpanBatch {
+    /// As [`SpanEncoder`]s.
+    body: ExportBody,
     spans: usize,
 }
 
 #[derive(Default)]
-struct Waiting {
-    full: VecDeque<Batch>,
-    filling: Batch,
-    unwritten: Vec<Ended>,
+struct PendingSpans {
+    full_batches: VecDeque<SpanBatch>,
+    current: SpanBatch,
+    unencoded: Vec<EndedSpans>,
     /// Spans in all of them.
     spans: usize,
 }
 
 /// Spans of a trace.
-struct Ended {
-    trace: Arc<Trace>,
-    spans: Spans,
+struct EndedSpans {
+    trace: Arc<BufferedTrace>,
+    spans: SpanRecords,
 }
 
 /// Where ended spans are left.
 #[derive(Default)]
-pub(crate) struct Queue {
-    waiting: Mutex<Waiting>,
+pub(crate) struct SpanQueue {
+    pending: Mutex<PendingSpans>,
     /// There is a full batch.
-    full: Notify,
+    batch_ready: Notify,
     stop: Notify,
-    lost: AtomicU64,
-    kept: Mutex<Kept>,
+    dropped: AtomicU64,
+    tail_samples: Mutex<TailSampleWindow>,
 }
 
 /// How many traces were kept within a second.
 #[derive(Default)]
-struct Kept {
-    since: Option<Instant>,
+struct TailSampleWindow {
+    started: Option<Instant>,
     count: u32,
 }
 
-impl Queue {
+impl SpanQueue {
     /// Leaves spans to be exported; they are lost if too many wait already.
-    pub(crate) fn push(&self, trace: Arc<Trace>, spans: Spans) {
+    pub(crate) fn push(&self, trace: Arc<BufferedTrace>, spans: SpanRecords) {
         let count = spans.len();
-        let mut waiting = self.waiting.lock();
-        if waiting.spans + count > MAX_WAITING_SPANS {
-            self.lost.fetch_add(count as u64, Ordering::Relaxed);
+        let mut waiting = self.pending.lock();
+        if waiting.spans + count > MAX_QUEUED_SPANS {
+            self.dropped.fetch_add(count as u64, Ordering::Relaxed);
             return;
         }
         waiting.spans += count;
-        waiting.unwritten.push(Ended { trace, spans });
-        if waiting.unwritten.len() < TRACES_AT_ONCE {
+        waiting.unencoded.push(EndedSpans { trace, spans });
+        if waiting.unencoded.len() < TRACES_PER_ENCODE {
             return;
         }
         drop(waiting);
-        self.write();
-        if self.close(MAX_EXPORT_SPANS) {
-            self.full.notify_one();
+        self.encode_pending();
+        if self.seal_batch(MAX_EXPORT_SPANS) {
+            self.batch_ready.notify_one();
         }
     }
 
     /// Writes what is to be sent.
-    fn write(&self) {
-        let ended = std::mem::take(&mut self.waiting.lock().unwritten);
+    fn encode_pending(&self) {
+        let ended = std::mem::take(&mut self.pending.lock().unencoded);
         if ended.is_empty() {
             return;
         }
         // What the spans tell may be anything, and must not find the queue in use.
-        let mut page = Page::new(ROOM);
+        let mut page = SpanEncoder::new(ENCODE_BUFFER_BYTES);
         let mut counted = 0;
-        for Ended { trace, spans } in ended {
+        for EndedSpans { trace, spans } in ended {
             counted += spans.len();
-            spans.iter().for_each(|span| page.record(&trace, span));
+            spans.iter().for_each(|span| page.encode_record(&trace, span));
         }
-        let mut waiting = self.waiting.lock();
+        let mut waiting = self.pending.lock();
         // Steps are only known once they are written.
         waiting.spans += page.spans() - counted;
-        waiting.filling.spans += page.spans();
-        waiting.filling.pages.push(page.into_bytes());
+        waiting.current.spans += page.spans();
+        waiting.current.body.push(page.into_bytes());
     }
 
     /// Has what is written sent if there are so many spans, or too many bytes. Returns whether it will be.
-    fn close(&self, enough: usize) -> bool {
-        let mut waiting = self.waiting.lock();
-        let filling = &mut waiting.filling;
-        let is_full = filling.spans >= enough || filling.pages.len() >= MAX_EXPORT_BYTES;
+    fn seal_batch(&self, enough: usize) -> bool {
+        let mut waiting = self.pending.lock();
+        let filling = &mut waiting.current;
+        let is_full = filling.spans >= enough || filling.body.len() >= MAX_EXPORT_BYTES;
         if is_full {
             let full = std::mem::take(filling);
-            waiting.full.push_back(full);
+            waiting.full_batches.push_back(full);
         }
         is_full
     }
 
     /// Has all sent that there is.
-    fn close_all(&self) {
-        self.write();
-        self.close(1);
+    fn seal_all(&self) {
+        self.encode_pending();
+        self.seal_batch(1);
     }
 
-    fn pop(&self) -> Option<Batch> {
-        let mut waiting = self.waiting.lock();
-        let batch = waiting.full.pop_front()?;
+    fn pop(&self) -> Option<SpanBatch> {
+        let mut waiting = self.pending.lock();
+        let batch = waiting.full_batches.pop_front()?;
         waiting.spans -= batch.spans;
         Some(batch)
     }
 
     /// Whether one more trace may be exported that was not sampled.
-    pub(crate) fn may_keep(&self) -> bool {
-        let mut kept = self.kept.lock();
-        if kept.since.is_none_or(|since| since.elapsed() >= Duration::from_secs(1)) {
-            *kept = Kept { since: Some(Instant::now()), count: 0 };
+    pub(crate) fn try_tail_sample(&self) -> bool {
+        let mut kept = self.tail_samples.lock();
+        if kept.started.is_none_or(|since| since.elapsed() >= Duration::from_secs(1)) {
+            *kept = TailSampleWindow { started: Some(Instant::now()), count: 0 };
         }
         kept.count += 1;
-        kept.count <= MAX_KEPT_PER_SECOND
+        kept.count <= MAX_TAIL_SAMPLES_PER_SECOND
     }
 
     /// Has the exporter send what is there and end.
@@ -169,39 +169,40 @@ impl Queue {
     }
 }
 
-impl fmt::Debug for Queue {
+impl fmt::Debug for SpanQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queue").field("waiting", &self.waiting.lock().spans).finish_non_exhaustive()
+        f.debug_struct("Queue").field("waiting", &self.pending.lock().spans).finish_non_exhaustive()
     }
 }
 
 /// Sends what is in the queue.
-pub(crate) struct Exporter {
-    queue: Arc<Queue>,
-    sender: Sender,
-    exported: Exported,
+pub(crate) struct OtlpExporter {
+    queue: Arc<SpanQueue>,
+    client: OtlpClient,
+    envelope: OtlpEnvelope,
     /// How long a span waits for others to be exported with.
     delay: Duration,
     failure: Option<String>,
 }
 
-impl Exporter {
+impl OtlpExporter {
     pub(crate) fn new(
-        target: Target,
+        target: OtlpTarget,
         service: &str,
         delay: Duration,
-    ) -> Result<(Arc<Queue>, Self), TelemetryError> {
-        let sender = Sender::new(target)?;
+    ) -> Result<(Arc<SpanQueue>, Self), TelemetryError> {
+        let sender = OtlpClient::new(target)?;
         let version = env!("CARGO_PKG_VERSION");
         // With what the standard variables say of this process.
         let resource = Resource::builder()
             .with_service_name(service.to_owned())
             .with_attribute(KeyValue::new("service.version", version))
             .build();
-        let attributes = resource.iter().map(|(key, value)| (key.as_str(), Value::from(value.to_string())));
-        let exported = Exported::by(attributes, ("moongate", version));
-        let queue = Arc::<Queue>::default();
-        Ok((queue.clone(), Self { queue, sender, exported, delay, failure: None }))
+        let attributes =
+            resource.iter().map(|(key, value)| (key.as_str(), AttributeValue::from(value.to_string())));
+        let exported = OtlpEnvelope::new(attributes, ("moongate", version));
+        let queue = Arc::<SpanQueue>::default();
+        Ok((queue.clone(), Self { queue, client: sender, envelope: exported, delay, failure: None }))
     }
 
     /// Exports until it is told to stop, and then what is left.
@@ -216,12 +217,12 @@ impl Exporter {
             tokio::select! {
                 biased;
                 () = queue.stop.notified() => break,
-                _ = due.tick() => queue.close_all(),
-                () = queue.full.notified() => {}
+                _ = due.tick() => queue.seal_all(),
+                () = queue.batch_ready.notified() => {}
             }
             self.export().await;
         }
-        queue.close_all();
+        queue.seal_all();
         self.export().await;
         self.failure.map_or(Ok(()), Err)
     }
@@ -229,9 +230,9 @@ impl Exporter {
     /// Sends all batches that are full. Logs the first failure and the recovery, not every attempt in between.
     async fn export(&mut self) {
         while let Some(batch) = self.queue.pop() {
-            let Batch { mut pages, .. } = batch;
-            pages.push_front(self.exported.head(pages.len()).into());
-            let outcome = self.sender.send(pages).await.map_err(|error| error.to_string());
+            let SpanBatch { body: mut pages, .. } = batch;
+            pages.push_front(self.envelope.prefix(pages.len()).into());
+            let outcome = self.client.send(pages).await.map_err(|error| error.to_string());
             match (&outcome, &self.failure) {
                 (Err(problem), None) => {
                     tracing::warn!(
@@ -243,7 +244,7 @@ impl Exporter {
                 _ => {}
             }
             self.failure = outcome.err();
-            let lost = self.queue.lost.swap(0, Ordering::Relaxed);
+            let lost = self.queue.dropped.swap(0, Ordering::Relaxed);
             if lost > 0 {
                 tracing::warn!(
                     lost,

@@ -14,7 +14,7 @@ use crate::options::OtlpProtocol;
 
 /// Whose certificates a collector is known by cannot be told.
 #[derive(Debug, thiserror::Error)]
-pub enum TlsError {
+pub enum CollectorTlsError {
     /// The file cannot be read.
     #[error("{path}: {problem}")]
     File {
@@ -39,11 +39,11 @@ pub(super) fn connector(
     protocol: OtlpProtocol,
     is_https: bool,
     ca: Option<&Path>,
-) -> Result<HttpsConnector<HttpConnector>, TlsError> {
+) -> Result<HttpsConnector<HttpConnector>, CollectorTlsError> {
     let roots = match (is_https, ca) {
         (false, _) => RootCertStore::empty(),
-        (true, Some(path)) => of_file(path)?,
-        (true, None) => of_machine()?,
+        (true, Some(path)) => roots_from_file(path)?,
+        (true, None) => native_roots()?,
     };
     let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
         .with_safe_default_protocol_versions()?
@@ -56,17 +56,17 @@ pub(super) fn connector(
     })
 }
 
-fn of_file(path: &Path) -> Result<RootCertStore, TlsError> {
-    let wrong = |problem| TlsError::File { path: path.to_owned(), problem };
+fn roots_from_file(path: &Path) -> Result<RootCertStore, CollectorTlsError> {
+    let wrong = |problem| CollectorTlsError::File { path: path.to_owned(), problem };
     let found = CertificateDer::pem_file_iter(path).map_err(wrong)?;
     let found = found.collect::<Result<Vec<_>, _>>().map_err(wrong)?;
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(found);
-    if roots.is_empty() { Err(TlsError::Empty(path.to_owned())) } else { Ok(roots) }
+    if roots.is_empty() { Err(CollectorTlsError::Empty(path.to_owned())) } else { Ok(roots) }
 }
 
-fn of_machine() -> Result<RootCertStore, TlsError> {
+fn native_roots() -> Result<RootCertStore, CollectorTlsError> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    if roots.is_empty() { Err(TlsError::NoRoots) } else { Ok(roots) }
+    if roots.is_empty() { Err(CollectorTlsError::NoRoots) } else { Ok(roots) }
 }

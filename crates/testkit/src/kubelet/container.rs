@@ -5,25 +5,25 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{Pace, State};
+use super::{ContainerHealth, KubeletTimings};
 
 #[derive(Default)]
-pub(super) struct Container {
+pub(super) struct FakeContainer {
     image: String,
     image_id: String,
     restarts: i32,
     /// From when on it runs.
-    up: Option<Instant>,
+    ready_at: Option<Instant>,
 }
 
-impl Container {
+impl FakeContainer {
     /// What a status says ran before this kubelet.
-    pub(super) fn of(status: &ContainerStatus) -> Self {
+    pub(super) fn from_status(status: &ContainerStatus) -> Self {
         Self {
             image: status.image.clone(),
             image_id: status.image_id.clone(),
             restarts: status.restart_count,
-            up: None,
+            ready_at: None,
         }
     }
 
@@ -33,37 +33,37 @@ impl Container {
     }
 
     /// Starts it, or starts it again if its image has changed. Answers when it will be up, if it is not.
-    pub(super) fn advance(&mut self, image: &str, now: Instant, pace: Pace) -> Option<Instant> {
+    pub(super) fn reconcile(&mut self, image: &str, now: Instant, pace: KubeletTimings) -> Option<Instant> {
         if self.image != image {
-            self.up = Some(now);
+            self.ready_at = Some(now);
             if !self.image.is_empty() {
-                self.up = Some(now + pace.restart);
+                self.ready_at = Some(now + pace.restart);
                 self.restarts += 1;
             }
             image.clone_into(&mut self.image);
         }
-        if let Some(up) = self.up
+        if let Some(up) = self.ready_at
             && up <= now
         {
-            self.up = None;
+            self.ready_at = None;
             self.image_id = format!("sha256:{image}");
         }
-        self.up
+        self.ready_at
     }
 
-    pub(super) fn status(&self, name: &str, state: State) -> Value {
-        let is_up = self.up.is_none() && state.is_running;
-        let reason = if self.up.is_none() { "CrashLoopBackOff" } else { "ContainerCreating" };
+    pub(super) fn status(&self, name: &str, state: ContainerHealth) -> Value {
+        let is_up = self.ready_at.is_none() && state.is_running;
+        let reason = if self.ready_at.is_none() { "CrashLoopBackOff" } else { "ContainerCreating" };
         let waiting = json!({ "waiting": { "reason": reason }, "running": null });
         let shown = if is_up { json!({ "running": {}, "waiting": null }) } else { waiting };
         json!({ "name": name, "image": self.image, "imageID": self.image_id, "ready": is_up && state.is_ready,
-            "started": is_up, "restartCount": self.restarts + state.exits, "state": shown })
+            "started": is_up, "restartCount": self.restarts + state.exit_count, "state": shown })
     }
 }
 
 /// The status of a container of a pod that ends by itself: it has done so at once, or could not begin for want of a shell, or
 /// waits for an image that is absent.
-pub(super) fn ended(container: &Spec) -> Value {
+pub(super) fn completed_status(container: &Spec) -> Value {
     let image = container.image.as_deref().unwrap_or_default();
     if image.starts_with("absent") {
         return json!({ "name": container.name, "image": image, "imageID": "", "ready": false, "restartCount": 0,
@@ -75,7 +75,7 @@ pub(super) fn ended(container: &Spec) -> Value {
 }
 
 /// The pod's conditions, if these or its containers are not what its status says.
-pub(super) fn changed<'a>(
+pub(super) fn changed_conditions<'a>(
     live: Option<&PodStatus>,
     containers: &[Value],
     mut gates: impl Iterator<Item = &'a PodReadinessGate>,

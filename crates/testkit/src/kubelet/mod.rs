@@ -1,5 +1,5 @@
 //! A kubelet without containers: binds pods, runs them, honours readiness gates, restarts a container whose image changes.
-//! What runs in pods is a [`Runtime`]'s.
+//! What runs in pods is a [`PodRuntime`]'s.
 
 mod container;
 mod pods;
@@ -16,14 +16,14 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use crate::ControlPlaneError;
-use pods::Place;
+use pods::KubeletContext;
 
 /// Between two signs of life. Without them the node's pods are marked after 40 s.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
 /// How long things take, beside what the runtime takes.
 #[derive(Debug, Clone, Copy)]
-pub struct Pace {
+pub struct KubeletTimings {
     /// From a pod's binding until its containers run.
     pub start: Duration,
     /// For which a container is down when its image changes.
@@ -32,7 +32,7 @@ pub struct Pace {
     pub stop: Duration,
 }
 
-impl Default for Pace {
+impl Default for KubeletTimings {
     fn default() -> Self {
         let little = Duration::from_millis(100);
         Self { start: little, restart: little, stop: little }
@@ -40,7 +40,7 @@ impl Default for Pace {
 }
 
 /// What runs in pods that do not end by themselves. Each pod is looked after by itself, so that calls for several come at a time.
-pub trait Runtime: Send + Sync + 'static {
+pub trait PodRuntime: Send + Sync + 'static {
     /// A pod begins. Answers its address. It is asked once for each pod, unless another kubelet has begun it.
     fn start(&self, pod: &Pod) -> impl Future<Output = String> + Send;
 
@@ -53,8 +53,8 @@ pub trait Runtime: Send + Sync + 'static {
     }
 
     /// How a container is that was started.
-    fn state(&self, _pod: &Pod, _container: &str) -> State {
-        State::default()
+    fn state(&self, _pod: &Pod, _container: &str) -> ContainerHealth {
+        ContainerHealth::default()
     }
 
     /// Waits until the state of one of the pod's containers has changed since it was last asked for.
@@ -65,28 +65,28 @@ pub trait Runtime: Send + Sync + 'static {
 
 /// What a runtime knows of a container. By itself it runs and is ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct State {
+pub struct ContainerHealth {
     /// Whether its process is there.
     pub is_running: bool,
     /// Whether its probes say that it can be used.
     pub is_ready: bool,
     /// How often it has ended by itself and was started again.
-    pub exits: i32,
+    pub exit_count: i32,
 }
 
-impl Default for State {
+impl Default for ContainerHealth {
     fn default() -> Self {
-        Self { is_running: true, is_ready: true, exits: 0 }
+        Self { is_running: true, is_ready: true, exit_count: 0 }
     }
 }
 
 /// The runtime of pods in which nothing runs.
 #[derive(Debug, Clone, Copy)]
-pub struct Empty;
+pub struct NoopRuntime;
 
-impl Runtime for Empty {
+impl PodRuntime for NoopRuntime {
     async fn start(&self, pod: &Pod) -> String {
-        address(pod, 10)
+        pod_address(pod, 10)
     }
 
     async fn restart(&self, _: &Pod, _: &str) {}
@@ -94,17 +94,21 @@ impl Runtime for Empty {
 
 /// Runs the pods of one namespace. It ends when it is dropped.
 #[derive(Debug)]
-pub struct Kubelet {
+pub struct FakeKubelet {
     _tasks: JoinSet<()>,
 }
 
-impl Kubelet {
+impl FakeKubelet {
     /// Starts it with a node of its own, to which it binds all pods. The client looks into `namespace` unless told otherwise.
     ///
     /// # Errors
     /// The node cannot be made.
-    pub async fn start(client: Client, namespace: &str, pace: Pace) -> Result<Self, ControlPlaneError> {
-        Self::run(client, namespace, pace, Empty).await
+    pub async fn start(
+        client: Client,
+        namespace: &str,
+        pace: KubeletTimings,
+    ) -> Result<Self, ControlPlaneError> {
+        Self::run(client, namespace, pace, NoopRuntime).await
     }
 
     /// The same, with something that runs in pods.
@@ -114,8 +118,8 @@ impl Kubelet {
     pub async fn run(
         client: Client,
         namespace: &str,
-        pace: Pace,
-        runtime: impl Runtime,
+        pace: KubeletTimings,
+        runtime: impl PodRuntime,
     ) -> Result<Self, ControlPlaneError> {
         let name = format!("node-{namespace}");
         let nodes = Api::<Node>::all(client.clone());
@@ -125,24 +129,24 @@ impl Kubelet {
         let status = json!({ "status": { "conditions": [{ "type": "Ready", "status": "True" }] } });
         nodes.patch_status(&name, &PatchParams::default(), &Patch::Strategic(status)).await?;
         let leases = Api::<Lease>::namespaced(client.clone(), "kube-node-lease");
-        let place = Place::new(Api::default_namespaced(client), Some(name.clone()), pace, runtime);
+        let place = KubeletContext::new(Api::default_namespaced(client), Some(name.clone()), pace, runtime);
         let mut tasks = JoinSet::new();
-        tasks.spawn(live(leases, name));
-        tasks.spawn(pods::follow(Arc::new(place)));
+        tasks.spawn(renew_node_lease(leases, name));
+        tasks.spawn(pods::watch_pods(Arc::new(place)));
         Ok(Self { _tasks: tasks })
     }
 
     /// Starts one for whatever nodes the scheduler binds the pods of the client's namespace to.
-    pub fn of_scheduled(client: Client, pace: Pace) -> Self {
-        let place = Place::new(Api::default_namespaced(client), None, pace, Empty);
+    pub fn start_for_scheduled(client: Client, pace: KubeletTimings) -> Self {
+        let place = KubeletContext::new(Api::default_namespaced(client), None, pace, NoopRuntime);
         let mut tasks = JoinSet::new();
-        tasks.spawn(pods::follow(Arc::new(place)));
+        tasks.spawn(pods::watch_pods(Arc::new(place)));
         Self { _tasks: tasks }
     }
 }
 
 /// An address in `network`.0.0.0/8: another one for each pod, as far as a test has pods.
-pub fn address(pod: &Pod, network: u8) -> String {
+pub fn pod_address(pod: &Pod, network: u8) -> String {
     let uid = pod.metadata.uid.as_deref().unwrap_or_default();
     let byte = |at: usize| uid.get(at..at + 2).and_then(|text| u8::from_str_radix(text, 16).ok());
     let [a, b, c] = [0, 2, 4].map(|at| byte(at).unwrap_or_default());
@@ -150,7 +154,7 @@ pub fn address(pod: &Pod, network: u8) -> String {
 }
 
 /// Tells again and again that the node lives.
-async fn live(leases: Api<Lease>, node: String) {
+async fn renew_node_lease(leases: Api<Lease>, node: String) {
     loop {
         let spec = json!({ "holderIdentity": node, "leaseDurationSeconds": 40,
             "renewTime": format!("{:.6}", Timestamp::now()) });
@@ -158,7 +162,7 @@ async fn live(leases: Api<Lease>, node: String) {
             "metadata": { "name": node }, "spec": spec });
         let params = PatchParams::apply("kubelet").force();
         if let Err(error) = leases.patch(&node, &params, &Patch::Apply(lease)).await {
-            complain(&error);
+            log_error(&error);
         }
         tokio::time::sleep(HEARTBEAT).await;
     }
@@ -169,6 +173,6 @@ fn read<T: serde::de::DeserializeOwned>(object: Value) -> Result<T, Error> {
 }
 
 #[expect(clippy::print_stderr, reason = "for whoever reads a test's output")]
-fn complain(error: &dyn std::error::Error) {
+fn log_error(error: &dyn std::error::Error) {
     eprintln!("kubelet: {error}");
 }

@@ -16,26 +16,26 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::container::{Container, changed, ended};
-use super::{Pace, Runtime, complain, read};
+use super::container::{FakeContainer, changed_conditions, completed_status};
+use super::{KubeletTimings, PodRuntime, log_error, read};
 
 /// Requests at a time.
-const REQUESTS: usize = 8;
+const MAX_CONCURRENT_REQUESTS: usize = 8;
 /// Before something that failed is tried again.
 const RETRY: Duration = Duration::from_millis(200);
 
 /// Where pods run.
-pub(super) struct Place<R> {
+pub(super) struct KubeletContext<R> {
     pods: Api<Pod>,
     /// To which pods are bound. Without it the scheduler binds them.
     node: Option<String>,
-    pace: Pace,
+    pace: KubeletTimings,
     runtime: R,
-    turns: Semaphore,
+    request_permits: Semaphore,
 }
 
 /// Runs each pod in a task of its own, which gets whatever becomes known of it.
-pub(super) async fn follow(place: Arc<Place<impl Runtime>>) {
+pub(super) async fn watch_pods(place: Arc<KubeletContext<impl PodRuntime>>) {
     let mut events = pin!(watcher(place.pods.clone(), Config::default()).default_backoff());
     let mut known: HashMap<String, watch::Sender<Pod>> = HashMap::new();
     let mut tasks = JoinSet::new();
@@ -56,14 +56,14 @@ pub(super) async fn follow(place: Arc<Place<impl Runtime>>) {
             }
             Ok(Some(Event::Init | Event::InitDone)) => {}
             Ok(None) => return,
-            Err(error) => complain(&error),
+            Err(error) => log_error(&error),
         }
         while tasks.try_join_next().is_some() {}
     }
 }
 
 /// What a pod waits for.
-enum Next {
+enum PodWait {
     /// Something else to change it.
     Change,
     /// A time.
@@ -74,43 +74,44 @@ enum Next {
 
 /// A pod as its kubelet remembers it.
 #[derive(Default)]
-struct Memory {
-    bound: Option<Instant>,
+struct TrackedPod {
+    bound_at: Option<Instant>,
     address: Option<String>,
-    ends: Option<Instant>,
-    containers: BTreeMap<String, Container>,
+    terminates_at: Option<Instant>,
+    containers: BTreeMap<String, FakeContainer>,
 }
 
-impl Memory {
+impl TrackedPod {
     /// What the pod's status says of the time before this kubelet.
-    fn of(pod: &Pod) -> Self {
+    fn from_status(pod: &Pod) -> Self {
         let Some(status) = &pod.status else { return Self::default() };
         let containers = status.container_statuses.iter().flatten();
-        let containers = containers.map(|status| (status.name.clone(), Container::of(status))).collect();
+        let containers =
+            containers.map(|status| (status.name.clone(), FakeContainer::from_status(status))).collect();
         Self { address: status.pod_ip.clone(), containers, ..Self::default() }
     }
 }
 
-async fn run(place: Arc<Place<impl Runtime>>, mut pods: watch::Receiver<Pod>) {
-    let mut memory = Memory::of(&pods.borrow());
+async fn run(place: Arc<KubeletContext<impl PodRuntime>>, mut pods: watch::Receiver<Pod>) {
+    let mut memory = TrackedPod::from_status(&pods.borrow());
     loop {
         let pod = pods.borrow_and_update().clone();
-        let next = match place.tend(&pod, &mut memory).await {
+        let next = match place.reconcile(&pod, &mut memory).await {
             Ok(next) => next,
-            Err(Error::Api(status)) if status.code == 404 => Next::Nothing,
-            Err(Error::Api(status)) if status.code == 409 => Next::At(Instant::now() + RETRY),
+            Err(Error::Api(status)) if status.code == 404 => PodWait::Nothing,
+            Err(Error::Api(status)) if status.code == 409 => PodWait::At(Instant::now() + RETRY),
             Err(error) => {
-                complain(&error);
-                Next::At(Instant::now() + RETRY)
+                log_error(&error);
+                PodWait::At(Instant::now() + RETRY)
             }
         };
         let ended = match next {
-            Next::Nothing => true,
-            Next::Change => tokio::select! {
+            PodWait::Nothing => true,
+            PodWait::Change => tokio::select! {
                 ended = pods.changed() => ended.is_err(),
                 () = place.runtime.changed(&pod) => false,
             },
-            Next::At(time) => tokio::select! {
+            PodWait::At(time) => tokio::select! {
                 ended = pods.changed() => ended.is_err(),
                 () = tokio::time::sleep_until(time) => false,
             },
@@ -121,85 +122,88 @@ async fn run(place: Arc<Place<impl Runtime>>, mut pods: watch::Receiver<Pod>) {
     }
 }
 
-impl<R: Runtime> Place<R> {
-    pub(super) fn new(pods: Api<Pod>, node: Option<String>, pace: Pace, runtime: R) -> Self {
-        Self { pods, node, pace, runtime, turns: Semaphore::new(REQUESTS) }
+impl<R: PodRuntime> KubeletContext<R> {
+    pub(super) fn new(pods: Api<Pod>, node: Option<String>, pace: KubeletTimings, runtime: R) -> Self {
+        Self { pods, node, pace, runtime, request_permits: Semaphore::new(MAX_CONCURRENT_REQUESTS) }
     }
 
-    async fn tend(&self, pod: &Pod, memory: &mut Memory) -> Result<Next> {
+    async fn reconcile(&self, pod: &Pod, memory: &mut TrackedPod) -> Result<PodWait> {
         let now = Instant::now();
-        let (Some(name), Some(spec)) = (&pod.metadata.name, &pod.spec) else { return Ok(Next::Nothing) };
+        let (Some(name), Some(spec)) = (&pod.metadata.name, &pod.spec) else { return Ok(PodWait::Nothing) };
         if pod.metadata.deletion_timestamp.is_some() {
-            let ends = *memory.ends.get_or_insert(now + self.pace.stop);
-            return if ends > now { Ok(Next::At(ends)) } else { self.end(pod, name, memory).await };
+            let ends = *memory.terminates_at.get_or_insert(now + self.pace.stop);
+            return if ends > now { Ok(PodWait::At(ends)) } else { self.terminate(pod, name, memory).await };
         }
         if spec.node_name.is_none() {
             return self.bind(name).await;
         }
-        let starts = *memory.bound.get_or_insert(now) + self.pace.start;
+        let starts = *memory.bound_at.get_or_insert(now) + self.pace.start;
         if starts > now {
-            return Ok(Next::At(starts));
+            return Ok(PodWait::At(starts));
         }
         match spec.restart_policy.as_deref() {
-            Some("Never") => self.finish(pod, name).await,
-            _ => self.keep(pod, name, memory).await,
+            Some("Never") => self.complete(pod, name).await,
+            _ => self.run_containers(pod, name, memory).await,
         }
     }
 
-    async fn bind(&self, name: &str) -> Result<Next> {
-        let Some(node) = &self.node else { return Ok(Next::Change) };
+    async fn bind(&self, name: &str) -> Result<PodWait> {
+        let Some(node) = &self.node else { return Ok(PodWait::Change) };
         let target = json!({ "kind": "Node", "name": node });
         let binding: Binding = read(json!({ "metadata": { "name": name }, "target": target }))?;
-        let _turn = self.turns.acquire().await;
+        let _turn = self.request_permits.acquire().await;
         let _: Value =
             self.pods.create_subresource("binding", name, &PostParams::default(), &binding).await?;
-        Ok(Next::Change)
+        Ok(PodWait::Change)
     }
 
     /// Has the pod's containers run what they are to run.
-    async fn keep(&self, pod: &Pod, name: &str, memory: &mut Memory) -> Result<Next> {
-        let Some(spec) = &pod.spec else { return Ok(Next::Nothing) };
+    async fn run_containers(&self, pod: &Pod, name: &str, memory: &mut TrackedPod) -> Result<PodWait> {
+        let Some(spec) = &pod.spec else { return Ok(PodWait::Nothing) };
         let address = match &memory.address {
             Some(address) => address.clone(),
             None => memory.address.insert(self.runtime.start(pod).await).clone(),
         };
         let mut statuses = Vec::new();
-        let mut next = Next::Change;
+        let mut next = PodWait::Change;
         for one in &spec.containers {
             let container = memory.containers.entry(one.name.clone()).or_default();
             let image = one.image.as_deref().unwrap_or_default();
             if container.is_outdated(image) {
                 self.runtime.restart(pod, &one.name).await;
             }
-            if let Some(up) = container.advance(image, Instant::now(), self.pace) {
-                next = Next::At(up);
+            if let Some(up) = container.reconcile(image, Instant::now(), self.pace) {
+                next = PodWait::At(up);
             }
             statuses.push(container.status(&one.name, self.runtime.state(pod, &one.name)));
         }
-        if let Some(status) = changed(pod.status.as_ref(), &statuses, spec.readiness_gates.iter().flatten()) {
+        if let Some(status) =
+            changed_conditions(pod.status.as_ref(), &statuses, spec.readiness_gates.iter().flatten())
+        {
             let body = json!({ "phase": "Running", "podIP": address, "podIPs": [{ "ip": address }],
                 "containerStatuses": statuses, "conditions": status });
-            self.tell(name, body).await?;
+            self.patch_status(name, body).await?;
         }
         Ok(next)
     }
 
-    async fn finish(&self, pod: &Pod, name: &str) -> Result<Next> {
+    async fn complete(&self, pod: &Pod, name: &str) -> Result<PodWait> {
         if pod.status.as_ref().is_some_and(|status| status.container_statuses.is_some()) {
-            return Ok(Next::Change);
+            return Ok(PodWait::Change);
         }
-        let statuses: Vec<Value> = pod.spec.iter().flat_map(|spec| &spec.containers).map(ended).collect();
+        let statuses: Vec<Value> =
+            pod.spec.iter().flat_map(|spec| &spec.containers).map(completed_status).collect();
         let is = |which: fn(&Value) -> bool| statuses.iter().any(|status| which(&status["state"]));
         let phase = match () {
             () if is(|state| state.get("waiting").is_some()) => "Pending",
             () if is(|state| state["terminated"]["exitCode"] != 0) => "Failed",
             () => "Succeeded",
         };
-        self.tell(name, json!({ "phase": phase, "containerStatuses": statuses })).await?;
-        Ok(Next::Change)
+        self.patch_status(name, json!({ "phase": phase, "containerStatuses": statuses })).await?;
+        Ok(PodWait::Change)
     }
 
-    async fn end(&self, pod: &Pod, name: &str, memory: &Memory) -> Result<Next> {
+    async fn terminate(&self, pod: &Pod, name: &str, memory: &TrackedPod) -> Result<PodWait> {
         if memory.address.is_some() {
             self.runtime.stop(pod).await;
         }
@@ -209,13 +213,13 @@ impl<R: Runtime> Place<R> {
             preconditions: Some(same),
             ..DeleteParams::default()
         };
-        let _turn = self.turns.acquire().await;
+        let _turn = self.request_permits.acquire().await;
         self.pods.delete(name, &at_once).await?;
-        Ok(Next::Nothing)
+        Ok(PodWait::Nothing)
     }
 
-    async fn tell(&self, name: &str, status: Value) -> Result<()> {
-        let _turn = self.turns.acquire().await;
+    async fn patch_status(&self, name: &str, status: Value) -> Result<()> {
+        let _turn = self.request_permits.acquire().await;
         let body = Patch::Strategic(json!({ "status": status }));
         self.pods.patch_status(name, &PatchParams::default(), &body).await?;
         Ok(())

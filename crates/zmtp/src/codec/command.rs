@@ -2,16 +2,16 @@
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-use super::{COMMAND, ProtocolError, put_frame_header};
+use super::{COMMAND, ZmtpProtocolError, put_frame_header};
 
 /// Longest context of a PING that the protocol allows.
 const CONTEXT_BYTES: usize = 16;
 
 /// A command of the peer or to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Command {
+pub enum ZmtpCommand {
     /// Ends a side's handshake.
-    Ready(Ready),
+    Ready(ReadyCommand),
     /// The peer refuses the connection, for this reason.
     Error(String),
     /// Send messages whose first part begins so.
@@ -33,15 +33,15 @@ pub enum Command {
 
 /// What a peer says of itself in its READY command.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ready {
+pub struct ReadyCommand {
     /// The peer's kind of socket.
-    pub socket_type: SocketType,
+    pub socket_type: ZmtpSocketType,
 }
 
 /// Kinds of sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "these are ZeroMQ's names")]
-pub enum SocketType {
+pub enum ZmtpSocketType {
     Pair,
     Pub,
     Sub,
@@ -55,29 +55,29 @@ pub enum SocketType {
     Pull,
 }
 
-const SOCKET_TYPES: &[(SocketType, &str)] = &[
-    (SocketType::Pair, "PAIR"),
-    (SocketType::Pub, "PUB"),
-    (SocketType::Sub, "SUB"),
-    (SocketType::XPub, "XPUB"),
-    (SocketType::XSub, "XSUB"),
-    (SocketType::Req, "REQ"),
-    (SocketType::Rep, "REP"),
-    (SocketType::Dealer, "DEALER"),
-    (SocketType::Router, "ROUTER"),
-    (SocketType::Push, "PUSH"),
-    (SocketType::Pull, "PULL"),
+const SOCKET_TYPES: &[(ZmtpSocketType, &str)] = &[
+    (ZmtpSocketType::Pair, "PAIR"),
+    (ZmtpSocketType::Pub, "PUB"),
+    (ZmtpSocketType::Sub, "SUB"),
+    (ZmtpSocketType::XPub, "XPUB"),
+    (ZmtpSocketType::XSub, "XSUB"),
+    (ZmtpSocketType::Req, "REQ"),
+    (ZmtpSocketType::Rep, "REP"),
+    (ZmtpSocketType::Dealer, "DEALER"),
+    (ZmtpSocketType::Router, "ROUTER"),
+    (ZmtpSocketType::Push, "PUSH"),
+    (ZmtpSocketType::Pull, "PULL"),
 ];
 
-impl SocketType {
+impl ZmtpSocketType {
     /// The name that travels in READY.
     pub fn name(self) -> &'static str {
         SOCKET_TYPES.iter().find(|(of, _)| *of == self).map_or("", |(_, name)| name)
     }
 
     /// Whether a socket of this kind may talk to one of the other.
-    pub fn may_talk_to(self, other: Self) -> bool {
-        use SocketType as S;
+    pub fn is_compatible_with(self, other: Self) -> bool {
+        use ZmtpSocketType as S;
         match self {
             S::Pair => other == S::Pair,
             S::Pub | S::XPub => matches!(other, S::Sub | S::XSub),
@@ -92,7 +92,7 @@ impl SocketType {
     }
 }
 
-impl Command {
+impl ZmtpCommand {
     /// Appends the command as it travels.
     pub fn encode(&self, out: &mut BytesMut) {
         let mut body = BytesMut::new();
@@ -135,21 +135,21 @@ impl Command {
     /// Reads the body of a command frame.
     ///
     /// # Errors
-    /// [`ProtocolError::Command`] or [`ProtocolError::SocketType`].
-    pub fn decode(mut body: Bytes) -> Result<Self, ProtocolError> {
-        let name = short(&mut body).ok_or(ProtocolError::Command("without a name"))?;
+    /// [`ZmtpProtocolError::ZmtpCommand`] or [`ZmtpProtocolError::ZmtpSocketType`].
+    pub fn decode(mut body: Bytes) -> Result<Self, ZmtpProtocolError> {
+        let name = take_short_string(&mut body).ok_or(ZmtpProtocolError::Command("without a name"))?;
         Ok(match &name[..] {
-            b"READY" => Self::Ready(Ready::decode(body)?),
+            b"READY" => Self::Ready(ReadyCommand::decode(body)?),
             b"ERROR" => {
-                let reason = short(&mut body).ok_or(ProtocolError::Command("ERROR"))?;
+                let reason = take_short_string(&mut body).ok_or(ZmtpProtocolError::Command("ERROR"))?;
                 Self::Error(String::from_utf8_lossy(&reason).into_owned())
             }
             b"SUBSCRIBE" => Self::Subscribe(body),
             b"CANCEL" => Self::Cancel(body),
             b"PING" => {
-                let ttl = body.try_get_u16().map_err(|_| ProtocolError::Command("PING"))?;
+                let ttl = body.try_get_u16().map_err(|_| ZmtpProtocolError::Command("PING"))?;
                 if body.len() > CONTEXT_BYTES {
-                    return Err(ProtocolError::Command("PING"));
+                    return Err(ZmtpProtocolError::Command("PING"));
                 }
                 Self::Ping { ttl, context: body }
             }
@@ -161,15 +161,15 @@ impl Command {
 
 const SOCKET_TYPE: &[u8] = b"Socket-Type";
 
-impl Ready {
-    fn decode(mut metadata: Bytes) -> Result<Self, ProtocolError> {
-        let malformed = ProtocolError::Command("READY");
+impl ReadyCommand {
+    fn decode(mut metadata: Bytes) -> Result<Self, ZmtpProtocolError> {
+        let malformed = ZmtpProtocolError::Command("READY");
         let mut socket_type = None;
         while metadata.has_remaining() {
-            let (Some(name), Ok(length)) = (short(&mut metadata), metadata.try_get_u32()) else {
+            let (Some(name), Ok(length)) = (take_short_string(&mut metadata), metadata.try_get_u32()) else {
                 return Err(malformed);
             };
-            let value = taken(&mut metadata, length as usize).ok_or_else(|| malformed.clone())?;
+            let value = take_bytes(&mut metadata, length as usize).ok_or_else(|| malformed.clone())?;
             // Names of properties are case-insensitive; values of this one are not.
             if name.eq_ignore_ascii_case(SOCKET_TYPE) {
                 socket_type = SOCKET_TYPES.iter().find(|(_, name)| name.as_bytes() == value);
@@ -177,7 +177,7 @@ impl Ready {
         }
         match socket_type {
             Some(&(socket_type, _)) => Ok(Self { socket_type }),
-            None => Err(ProtocolError::SocketType),
+            None => Err(ZmtpProtocolError::SocketType),
         }
     }
 }
@@ -188,11 +188,11 @@ fn put_name(name: &[u8], out: &mut BytesMut) {
 }
 
 /// Takes a string that is preceded by its length in one byte.
-fn short(from: &mut Bytes) -> Option<Bytes> {
+fn take_short_string(from: &mut Bytes) -> Option<Bytes> {
     let length = from.try_get_u8().ok()?;
-    taken(from, length.into())
+    take_bytes(from, length.into())
 }
 
-fn taken(from: &mut Bytes, length: usize) -> Option<Bytes> {
+fn take_bytes(from: &mut Bytes, length: usize) -> Option<Bytes> {
     (length <= from.len()).then(|| from.split_to(length))
 }

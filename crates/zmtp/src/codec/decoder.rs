@@ -3,11 +3,11 @@
 use bytes::{Buf, Bytes, BytesMut};
 
 use super::greeting::check_start;
-use super::{COMMAND, Command, GREETING_BYTES, Greeting, LONG, MORE, Message, ProtocolError};
+use super::{COMMAND, GREETING_BYTES, LONG, MORE, ZmtpCommand, ZmtpGreeting, ZmtpMessage, ZmtpProtocolError};
 
 /// What a peer may send at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct ZmtpLimits {
     /// Bytes of one message, all parts together.
     pub message_bytes: usize,
     /// Parts of one message.
@@ -16,7 +16,7 @@ pub struct Limits {
     pub command_bytes: usize,
 }
 
-impl Default for Limits {
+impl Default for ZmtpLimits {
     /// A batch of KV events of a full 1 M token prompt is about 5 MB.
     fn default() -> Self {
         Self { message_bytes: 16 << 20, parts: 16, command_bytes: 4 << 10 }
@@ -25,33 +25,33 @@ impl Default for Limits {
 
 /// A complete piece of the peer's byte stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Item {
+pub enum DecodedItem {
     /// Comes once, first.
-    Greeting(Greeting),
+    Greeting(ZmtpGreeting),
     /// A command.
-    Command(Command),
+    Command(ZmtpCommand),
     /// A message with all its parts.
-    Message(Message),
+    Message(ZmtpMessage),
 }
 
 /// Takes bytes as they arrive and gives back what is complete.
 ///
 /// Payloads are slices of [`buffer`](Self::buffer), not copies. Memory follows the bytes that have arrived, never a length that the
-/// peer declares, and is bounded by [`Limits`].
+/// peer declares, and is bounded by [`ZmtpLimits`].
 #[derive(Debug)]
-pub struct Decoder {
-    limits: Limits,
+pub struct ZmtpDecoder {
+    limits: ZmtpLimits,
     buffer: BytesMut,
-    greeted: bool,
+    has_greeting: bool,
     /// Parts of the message that is not complete yet.
     parts: Vec<Bytes>,
     parts_bytes: usize,
 }
 
-impl Decoder {
+impl ZmtpDecoder {
     /// A decoder at the begin of a connection.
-    pub fn new(limits: Limits) -> Self {
-        Self { limits, buffer: BytesMut::new(), greeted: false, parts: Vec::new(), parts_bytes: 0 }
+    pub fn new(limits: ZmtpLimits) -> Self {
+        Self { limits, buffer: BytesMut::new(), has_greeting: false, parts: Vec::new(), parts_bytes: 0 }
     }
 
     /// Where arriving bytes are appended. Call [`decode`](Self::decode) until it gives nothing before appending more.
@@ -62,41 +62,41 @@ impl Decoder {
     /// The next complete item, or `None` if more bytes are needed.
     ///
     /// # Errors
-    /// [`ProtocolError`]. The stream cannot be decoded any further.
-    pub fn decode(&mut self) -> Result<Option<Item>, ProtocolError> {
-        if !self.greeted {
+    /// [`ZmtpProtocolError`]. The stream cannot be decoded any further.
+    pub fn decode(&mut self) -> Result<Option<DecodedItem>, ZmtpProtocolError> {
+        if !self.has_greeting {
             return self.greeting();
         }
         while let Some((flags, body)) = self.frame()? {
             if flags & COMMAND != 0 {
                 // libzmq may send a heartbeat between two parts of a message.
-                return Ok(Some(Item::Command(Command::decode(body)?)));
+                return Ok(Some(DecodedItem::Command(ZmtpCommand::decode(body)?)));
             }
             self.parts_bytes += body.len();
             self.parts.push(body);
             if flags & MORE == 0 {
                 self.parts_bytes = 0;
-                return Ok(Some(Item::Message(Message::new(std::mem::take(&mut self.parts)))));
+                return Ok(Some(DecodedItem::Message(ZmtpMessage::new(std::mem::take(&mut self.parts)))));
             }
         }
         Ok(None)
     }
 
-    fn greeting(&mut self) -> Result<Option<Item>, ProtocolError> {
+    fn greeting(&mut self) -> Result<Option<DecodedItem>, ZmtpProtocolError> {
         check_start(&self.buffer)?;
         let Some(bytes) = self.buffer.first_chunk::<GREETING_BYTES>() else { return Ok(None) };
-        let greeting = Greeting::decode(bytes)?;
+        let greeting = ZmtpGreeting::decode(bytes)?;
         self.buffer.advance(GREETING_BYTES);
-        self.greeted = true;
-        Ok(Some(Item::Greeting(greeting)))
+        self.has_greeting = true;
+        Ok(Some(DecodedItem::Greeting(greeting)))
     }
 
     /// Flags and body of the next frame, if it is complete. Limits are checked as soon as its header is here.
-    fn frame(&mut self) -> Result<Option<(u8, Bytes)>, ProtocolError> {
+    fn frame(&mut self) -> Result<Option<(u8, Bytes)>, ZmtpProtocolError> {
         let Some(&flags) = self.buffer.first() else { return Ok(None) };
         let is_command = flags & COMMAND != 0;
         if flags & !(MORE | LONG | COMMAND) != 0 || (is_command && flags & MORE != 0) {
-            return Err(ProtocolError::Flags(flags));
+            return Err(ZmtpProtocolError::Flags(flags));
         }
         let (header, length) = if flags & LONG == 0 {
             let Some(&length) = self.buffer.get(1) else { return Ok(None) };
@@ -110,10 +110,10 @@ impl Decoder {
         let left =
             if is_command { self.limits.command_bytes } else { self.limits.message_bytes - self.parts_bytes };
         let Some(length) = usize::try_from(length).ok().filter(|length| *length <= left) else {
-            return Err(ProtocolError::TooLong { length, left });
+            return Err(ZmtpProtocolError::TooLong { length, left });
         };
         if !is_command && self.parts.len() >= self.limits.parts {
-            return Err(ProtocolError::TooManyParts(self.limits.parts));
+            return Err(ZmtpProtocolError::TooManyParts(self.limits.parts));
         }
         if self.buffer.len() - header < length {
             return Ok(None);

@@ -2,7 +2,7 @@
 
 /// The peer's bytes are not ZMTP 3 with the NULL mechanism, or exceed a limit. The connection cannot go on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ProtocolError {
+pub enum ZmtpProtocolError {
     /// The first bytes are not a ZMTP signature.
     #[error("the peer does not speak ZMTP; is this the port of a ZeroMQ socket?")]
     NotZmtp,

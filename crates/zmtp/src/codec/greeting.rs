@@ -1,6 +1,6 @@
 //! The 64 bytes that each side sends first.
 
-use super::ProtocolError;
+use super::ZmtpProtocolError;
 
 /// Length of a greeting.
 pub const GREETING_BYTES: usize = 64;
@@ -14,12 +14,12 @@ const VERSION: (u8, u8) = (3, 1);
 
 /// What the peer's greeting says. Its mechanism is NULL, or decoding has failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Greeting {
+pub struct ZmtpGreeting {
     /// Minor version under major version 3 (or later, which keeps to 3 for us).
     pub minor: u8,
 }
 
-impl Greeting {
+impl ZmtpGreeting {
     /// Our own greeting.
     pub fn encode() -> [u8; GREETING_BYTES] {
         let mut bytes = [0; GREETING_BYTES];
@@ -34,12 +34,12 @@ impl Greeting {
     ///
     /// # Errors
     /// If it is none, older than version 3, or names another mechanism than NULL.
-    pub fn decode(bytes: &[u8; GREETING_BYTES]) -> Result<Self, ProtocolError> {
+    pub fn decode(bytes: &[u8; GREETING_BYTES]) -> Result<Self, ZmtpProtocolError> {
         check_start(bytes)?;
         let field = &bytes[MECHANISM_AT..MECHANISM_AT + MECHANISM_BYTES];
         let name = field.split(|&byte| byte == 0).next().unwrap_or_default();
         if name != MECHANISM {
-            return Err(ProtocolError::Mechanism(String::from_utf8_lossy(name).into_owned()));
+            return Err(ZmtpProtocolError::Mechanism(String::from_utf8_lossy(name).into_owned()));
         }
         // A later major version must speak as we do, version 3.1.
         let minor = if bytes[MAJOR_AT] == VERSION.0 { bytes[MAJOR_AT + 1] } else { VERSION.1 };
@@ -54,12 +54,12 @@ impl Greeting {
 
 /// Refuses what cannot become a greeting as early as its first bytes show it: an older peer sends no more than these until it has
 /// seen ours, and an HTTP client would wait for an answer.
-pub(super) fn check_start(bytes: &[u8]) -> Result<(), ProtocolError> {
+pub(super) fn check_start(bytes: &[u8]) -> Result<(), ZmtpProtocolError> {
     if bytes.first().is_some_and(|&byte| byte != 0xff) || bytes.get(9).is_some_and(|byte| byte & 1 == 0) {
-        return Err(ProtocolError::NotZmtp);
+        return Err(ZmtpProtocolError::NotZmtp);
     }
     match bytes.get(MAJOR_AT) {
-        Some(&major) if major < VERSION.0 => Err(ProtocolError::Version(major)),
+        Some(&major) if major < VERSION.0 => Err(ZmtpProtocolError::Version(major)),
         _ => Ok(()),
     }
 }

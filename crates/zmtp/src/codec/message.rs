@@ -8,12 +8,12 @@ use super::{MORE, put_frame_header};
 ///
 /// Parts of a received message are slices of the connection's read buffer: keeping one keeps up to that buffer in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Message {
+pub struct ZmtpMessage {
     /// Never empty.
     parts: Vec<Bytes>,
 }
 
-impl Message {
+impl ZmtpMessage {
     /// A message of these parts. ZMTP has no message without parts: no parts are sent as one empty part.
     pub fn new(mut parts: Vec<Bytes>) -> Self {
         if parts.is_empty() {
@@ -47,7 +47,7 @@ impl Message {
     }
 }
 
-impl<const N: usize> From<[Bytes; N]> for Message {
+impl<const N: usize> From<[Bytes; N]> for ZmtpMessage {
     fn from(parts: [Bytes; N]) -> Self {
         Self::new(parts.into())
     }

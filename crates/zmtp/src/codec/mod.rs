@@ -1,6 +1,6 @@
 //! The protocol without I/O: greeting, commands and multipart messages as bytes.
 //!
-//! A connection begins with a [`Greeting`] of 64 bytes from each side, then a READY [`Command`] from each side, then messages with
+//! A connection begins with a [`ZmtpGreeting`] of 64 bytes from each side, then a READY [`ZmtpCommand`] from each side, then messages with
 //! commands in between.
 
 mod command;
@@ -11,11 +11,11 @@ mod message;
 #[cfg(test)]
 mod tests;
 
-pub use command::{Command, Ready, SocketType};
-pub use decoder::{Decoder, Item, Limits};
-pub use error::ProtocolError;
-pub use greeting::{GREETING_BYTES, Greeting};
-pub use message::Message;
+pub use command::{ReadyCommand, ZmtpCommand, ZmtpSocketType};
+pub use decoder::{DecodedItem, ZmtpDecoder, ZmtpLimits};
+pub use error::ZmtpProtocolError;
+pub use greeting::{GREETING_BYTES, ZmtpGreeting};
+pub use message::ZmtpMessage;
 
 /// Frame flag: more frames of the same message follow.
 const MORE: u8 = 0b001;

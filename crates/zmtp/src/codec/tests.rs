@@ -3,43 +3,55 @@ use proptest::prelude::*;
 
 use super::*;
 
-const LIMITS: Limits = Limits { message_bytes: 2000, parts: 6, command_bytes: 300 };
+const LIMITS: ZmtpLimits = ZmtpLimits { message_bytes: 2000, parts: 6, command_bytes: 300 };
 
 fn bytes(length: std::ops::Range<usize>) -> impl Strategy<Value = Bytes> {
     prop::collection::vec(any::<u8>(), length).prop_map(Bytes::from)
 }
 
-fn socket_type() -> impl Strategy<Value = SocketType> {
-    prop::sample::select(vec![SocketType::Pub, SocketType::Sub, SocketType::XPub, SocketType::Router])
+fn socket_type() -> impl Strategy<Value = ZmtpSocketType> {
+    prop::sample::select(vec![
+        ZmtpSocketType::Pub,
+        ZmtpSocketType::Sub,
+        ZmtpSocketType::XPub,
+        ZmtpSocketType::Router,
+    ])
 }
 
-fn item() -> impl Strategy<Value = Item> {
+fn item() -> impl Strategy<Value = DecodedItem> {
     prop_oneof![
-        prop::collection::vec(bytes(0..330), 1..6).prop_map(|parts| Item::Message(Message::new(parts))),
-        socket_type().prop_map(|socket_type| Item::Command(Command::Ready(Ready { socket_type }))),
-        "[a-z ]{0,40}".prop_map(|reason| Item::Command(Command::Error(reason))),
-        bytes(0..280).prop_map(|topic| Item::Command(Command::Subscribe(topic))),
-        bytes(0..280).prop_map(|topic| Item::Command(Command::Cancel(topic))),
-        (any::<u16>(), bytes(0..17)).prop_map(|(ttl, context)| Item::Command(Command::Ping { ttl, context })),
-        bytes(0..17).prop_map(|context| Item::Command(Command::Pong(context))),
+        prop::collection::vec(bytes(0..330), 1..6)
+            .prop_map(|parts| DecodedItem::Message(ZmtpMessage::new(parts))),
+        socket_type()
+            .prop_map(|socket_type| DecodedItem::Command(ZmtpCommand::Ready(ReadyCommand { socket_type }))),
+        "[a-z ]{0,40}".prop_map(|reason| DecodedItem::Command(ZmtpCommand::Error(reason))),
+        bytes(0..280).prop_map(|topic| DecodedItem::Command(ZmtpCommand::Subscribe(topic))),
+        bytes(0..280).prop_map(|topic| DecodedItem::Command(ZmtpCommand::Cancel(topic))),
+        (any::<u16>(), bytes(0..17))
+            .prop_map(|(ttl, context)| DecodedItem::Command(ZmtpCommand::Ping { ttl, context })),
+        bytes(0..17).prop_map(|context| DecodedItem::Command(ZmtpCommand::Pong(context))),
     ]
 }
 
-fn encode(items: &[Item]) -> BytesMut {
+fn encode(items: &[DecodedItem]) -> BytesMut {
     let mut out = BytesMut::new();
     for item in items {
         match item {
-            Item::Greeting(_) => out.put_slice(&Greeting::encode()),
-            Item::Command(command) => command.encode(&mut out),
-            Item::Message(message) => message.encode(&mut out),
+            DecodedItem::Greeting(_) => out.put_slice(&ZmtpGreeting::encode()),
+            DecodedItem::Command(command) => command.encode(&mut out),
+            DecodedItem::Message(message) => message.encode(&mut out),
         }
     }
     out
 }
 
 /// All items of a stream that arrives in chunks of these lengths, over and over.
-fn decode(stream: &[u8], chunks: &[usize], limits: Limits) -> Result<Vec<Item>, ProtocolError> {
-    let mut decoder = Decoder::new(limits);
+fn decode(
+    stream: &[u8],
+    chunks: &[usize],
+    limits: ZmtpLimits,
+) -> Result<Vec<DecodedItem>, ZmtpProtocolError> {
+    let mut decoder = ZmtpDecoder::new(limits);
     let mut items = Vec::new();
     let mut rest = stream;
     for &chunk in chunks.iter().cycle() {
@@ -57,7 +69,7 @@ fn decode(stream: &[u8], chunks: &[usize], limits: Limits) -> Result<Vec<Item>, 
 }
 
 fn greeted(after: &[u8]) -> Vec<u8> {
-    [&Greeting::encode()[..], after].concat()
+    [&ZmtpGreeting::encode()[..], after].concat()
 }
 
 proptest! {
@@ -66,7 +78,7 @@ proptest! {
         mut items in prop::collection::vec(item(), 0..8),
         chunks in prop::collection::vec(1_usize..600, 1..8),
     ) {
-        items.insert(0, Item::Greeting(Greeting { minor: 1 }));
+        items.insert(0, DecodedItem::Greeting(ZmtpGreeting { minor: 1 }));
         let stream = encode(&items);
         prop_assert_eq!(decode(&stream, &chunks, LIMITS), Ok(items));
     }
@@ -78,7 +90,7 @@ proptest! {
         greeting in any::<bool>(),
     ) {
         let stream = if greeting { greeted(&stream) } else { stream };
-        let mut decoder = Decoder::new(LIMITS);
+        let mut decoder = ZmtpDecoder::new(LIMITS);
         let mut rest = &stream[..];
         'stream: for &chunk in chunks.iter().cycle() {
             let (now, later) = rest.split_at(chunk.min(rest.len()));
@@ -104,35 +116,35 @@ fn the_greeting_is_that_of_the_protocol() {
     let mut expected = vec![0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 1];
     expected.extend_from_slice(b"NULL");
     expected.resize(64, 0);
-    assert_eq!(Greeting::encode()[..], expected);
+    assert_eq!(ZmtpGreeting::encode()[..], expected);
 }
 
 #[test]
 fn ready_is_that_of_the_protocol() {
     let mut out = BytesMut::new();
-    Command::Ready(Ready { socket_type: SocketType::Sub }).encode(&mut out);
+    ZmtpCommand::Ready(ReadyCommand { socket_type: ZmtpSocketType::Sub }).encode(&mut out);
     assert_eq!(out[..], *b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB");
 }
 
 #[test]
 fn other_protocols_are_refused_at_their_first_bytes() {
     let first = |stream: &[u8]| decode(stream, &[64], LIMITS);
-    assert_eq!(first(b"GET / HTTP/1.1\r\n"), Err(ProtocolError::NotZmtp));
-    assert_eq!(first(b"\xff\0\0\0\0\0\0\0\x01\x7e"), Err(ProtocolError::NotZmtp));
-    assert_eq!(first(b"\xff\0\0\0\0\0\0\0\x01\x7f\x01"), Err(ProtocolError::Version(1)));
-    let mut curve = Greeting::encode();
+    assert_eq!(first(b"GET / HTTP/1.1\r\n"), Err(ZmtpProtocolError::NotZmtp));
+    assert_eq!(first(b"\xff\0\0\0\0\0\0\0\x01\x7e"), Err(ZmtpProtocolError::NotZmtp));
+    assert_eq!(first(b"\xff\0\0\0\0\0\0\0\x01\x7f\x01"), Err(ZmtpProtocolError::Version(1)));
+    let mut curve = ZmtpGreeting::encode();
     curve[12..17].copy_from_slice(b"CURVE");
-    assert_eq!(first(&curve), Err(ProtocolError::Mechanism("CURVE".to_owned())));
-    let mut later = Greeting::encode();
+    assert_eq!(first(&curve), Err(ZmtpProtocolError::Mechanism("CURVE".to_owned())));
+    let mut later = ZmtpGreeting::encode();
     (later[10], later[11]) = (4, 0);
-    assert_eq!(first(&later), Ok(vec![Item::Greeting(Greeting { minor: 1 })]));
+    assert_eq!(first(&later), Ok(vec![DecodedItem::Greeting(ZmtpGreeting { minor: 1 })]));
 }
 
 #[test]
 fn limits_hold_before_a_body_has_arrived() {
     let after = |frames: &[u8]| decode(&greeted(frames), &[4096], LIMITS).map(|items| items.len());
     let long = |flags: u8, length: u64| [&[flags][..], &length.to_be_bytes()].concat();
-    let too_long = |length, left| Err(ProtocolError::TooLong { length, left });
+    let too_long = |length, left| Err(ZmtpProtocolError::TooLong { length, left });
     assert_eq!(after(&long(LONG, u64::MAX)), too_long(u64::MAX, 2000));
     assert_eq!(after(&long(LONG, 2001)), too_long(2001, 2000));
     assert_eq!(after(&long(LONG, 2000)), Ok(1), "the greeting alone; the body is awaited");
@@ -140,34 +152,34 @@ fn limits_hold_before_a_body_has_arrived() {
     // Parts count together.
     let second = [&[MORE, 3, 1, 2, 3][..], &long(LONG, 1998)].concat();
     assert_eq!(after(&second), too_long(1998, 1997));
-    assert_eq!(after(&[MORE, 0].repeat(7)), Err(ProtocolError::TooManyParts(6)));
+    assert_eq!(after(&[MORE, 0].repeat(7)), Err(ZmtpProtocolError::TooManyParts(6)));
 }
 
 #[test]
 fn malformed_frames_are_refused() {
     let after = |frames: &[u8]| decode(&greeted(frames), &[1], LIMITS);
-    assert_eq!(after(&[8, 0]), Err(ProtocolError::Flags(8)));
-    assert_eq!(after(&[COMMAND | MORE, 0]), Err(ProtocolError::Flags(5)));
-    assert_eq!(after(&[COMMAND, 0]), Err(ProtocolError::Command("without a name")));
-    assert_eq!(after(b"\x04\x06\x04PING\0"), Err(ProtocolError::Command("PING")));
-    assert_eq!(after(b"\x04\x06\x05READY"), Err(ProtocolError::SocketType));
-    assert_eq!(after(b"\x04\x08\x05READY\x0bS"), Err(ProtocolError::Command("READY")));
+    assert_eq!(after(&[8, 0]), Err(ZmtpProtocolError::Flags(8)));
+    assert_eq!(after(&[COMMAND | MORE, 0]), Err(ZmtpProtocolError::Flags(5)));
+    assert_eq!(after(&[COMMAND, 0]), Err(ZmtpProtocolError::Command("without a name")));
+    assert_eq!(after(b"\x04\x06\x04PING\0"), Err(ZmtpProtocolError::Command("PING")));
+    assert_eq!(after(b"\x04\x06\x05READY"), Err(ZmtpProtocolError::SocketType));
+    assert_eq!(after(b"\x04\x08\x05READY\x0bS"), Err(ZmtpProtocolError::Command("READY")));
 }
 
 #[test]
 fn a_heartbeat_may_come_between_two_parts() {
     let stream = greeted(b"\x01\x01a\x04\x07\x04PING\0\x0a\0\x01b");
-    let ping = Item::Command(Command::Ping { ttl: 10, context: Bytes::new() });
-    let message = Item::Message([Bytes::from("a"), Bytes::from("b")].into());
+    let ping = DecodedItem::Command(ZmtpCommand::Ping { ttl: 10, context: Bytes::new() });
+    let message = DecodedItem::Message([Bytes::from("a"), Bytes::from("b")].into());
     assert_eq!(decode(&stream, &[1], LIMITS).unwrap()[1..], [ping, message]);
 }
 
 #[test]
 fn payloads_are_not_copied() {
-    let mut decoder = Decoder::new(Limits::default());
+    let mut decoder = ZmtpDecoder::new(ZmtpLimits::default());
     decoder.buffer().extend_from_slice(&greeted(b"\0\x05hello"));
-    assert!(matches!(decoder.decode(), Ok(Some(Item::Greeting(_)))));
+    assert!(matches!(decoder.decode(), Ok(Some(DecodedItem::Greeting(_)))));
     let body = decoder.buffer()[2..].as_ptr();
-    let Ok(Some(Item::Message(message))) = decoder.decode() else { panic!("no message") };
+    let Ok(Some(DecodedItem::Message(message))) = decoder.decode() else { panic!("no message") };
     assert_eq!(message.parts()[0].as_ptr(), body);
 }

@@ -3,37 +3,37 @@
 use minijinja::Value;
 
 use super::messages::{items, member, pairs};
-use crate::error::Unpredictable;
+use crate::error::PromptError;
 
 /// Put behind the last message before rendering, to find its end again. The space at the end shows whether the template trims.
-const MARK: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 /// The text that must still be in the prompt.
 #[derive(Debug)]
-pub(crate) struct Continuation {
+pub(crate) struct ContinuedMessage {
     text: String,
 }
 
 /// Marks the end of the last message.
-pub(super) fn mark(messages: &mut [Value]) -> Result<Continuation, Unpredictable> {
-    let refused = || Unpredictable::Refused("the last message has no text to continue".to_owned());
+pub(super) fn mark(messages: &mut [Value]) -> Result<ContinuedMessage, PromptError> {
+    let refused = || PromptError::Malformed("the last message has no text to continue".to_owned());
     let last = messages.last_mut().ok_or_else(refused)?;
     let content = member(last, "content").ok_or_else(refused)?;
     let (text, marked) = match content.as_str() {
-        Some(text) => (text.to_owned(), Value::from(format!("{text}{MARK}"))),
+        Some(text) => (text.to_owned(), Value::from(format!("{text}{CONTINUE_TAG}"))),
         None => {
             let mut parts = items(&content, "content")?;
             let found = parts.iter().rposition(|part| member(part, "text").is_some()).ok_or_else(refused)?;
             let text = member(&parts[found], "text").unwrap_or_default().to_string();
-            parts[found] = with_member(&parts[found], "text", Value::from(format!("{text}{MARK}")))?;
+            parts[found] = with_member(&parts[found], "text", Value::from(format!("{text}{CONTINUE_TAG}")))?;
             (text, Value::from(parts))
         }
     };
     *last = with_member(last, "content", marked)?;
-    Ok(Continuation { text })
+    Ok(ContinuedMessage { text })
 }
 
-fn with_member(object: &Value, name: &str, value: Value) -> Result<Value, Unpredictable> {
+fn with_member(object: &Value, name: &str, value: Value) -> Result<Value, PromptError> {
     let mut members = pairs(object, name)?;
     for (other, old) in &mut members {
         if other == name {
@@ -44,13 +44,13 @@ fn with_member(object: &Value, name: &str, value: Value) -> Result<Value, Unpred
 }
 
 /// Cuts the rendered text at the mark.
-pub(crate) fn cut(mut rendered: String, continuation: &Continuation) -> Result<String, Unpredictable> {
-    let lost = || Unpredictable::Refused("the template leaves out the message to continue".to_owned());
+pub(crate) fn cut(mut rendered: String, continuation: &ContinuedMessage) -> Result<String, PromptError> {
+    let lost = || PromptError::Malformed("the template leaves out the message to continue".to_owned());
     if !rendered.contains(continuation.text.trim()) {
         return Err(lost());
     }
-    let at = rendered.rfind(MARK.trim_end()).ok_or_else(lost)?;
-    let trimmed = !rendered[at..].starts_with(MARK);
+    let at = rendered.rfind(CONTINUE_TAG.trim_end()).ok_or_else(lost)?;
+    let trimmed = !rendered[at..].starts_with(CONTINUE_TAG);
     rendered.truncate(at);
     if trimmed {
         rendered.truncate(rendered.trim_end().len());

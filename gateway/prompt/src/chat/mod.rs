@@ -10,14 +10,14 @@ use minijinja::Value;
 use minijinja::value::ValueKind;
 
 use crate::body::ChatBody;
-use crate::engine::{ContentFormat, Engine};
-use crate::error::Unpredictable;
+use crate::dialect::{ContentFormat, PromptDialect};
+use crate::error::PromptError;
 
-pub(crate) use continuation::{Continuation, cut};
+pub(crate) use continuation::{ContinuedMessage, cut};
 
 /// What a template is given, and how the text it makes is used.
 #[derive(Debug)]
-pub(crate) struct Conversation {
+pub(crate) struct TemplateInput {
     pub(crate) messages: Vec<Value>,
     pub(crate) tools: Option<Vec<Value>>,
     pub(crate) documents: Value,
@@ -25,7 +25,7 @@ pub(crate) struct Conversation {
     /// Further variables: the client's `chat_template_kwargs` and what the engine derives.
     pub(crate) variables: Vec<(String, Value)>,
     /// Where the rendered text ends.
-    pub(crate) continuation: Option<Continuation>,
+    pub(crate) continuation: Option<ContinuedMessage>,
     /// Put after the rendered text.
     pub(crate) suffix: Option<String>,
     /// Whether the tokenizer puts its special tokens around the rendered text.
@@ -34,7 +34,7 @@ pub(crate) struct Conversation {
 
 /// Variables that are set from elsewhere, or are arguments of the call that renders. A client that names them gets an error from the
 /// engine, or something that is not followed here.
-const NOT_FOR_CLIENTS: [&str; 19] = [
+const RESERVED_VARIABLES: [&str; 19] = [
     "messages",
     "conversation",
     "tools",
@@ -57,7 +57,7 @@ const NOT_FOR_CLIENTS: [&str; 19] = [
 ];
 
 /// Refuses messages with anything but text in them.
-pub(crate) fn check_text(messages: &[Value]) -> Result<(), Unpredictable> {
+pub(crate) fn check_text(messages: &[Value]) -> Result<(), PromptError> {
     for content in messages.iter().filter_map(|message| messages::member(message, "content")) {
         if content.as_str().is_none() {
             messages::items(&content, "content")?
@@ -71,41 +71,41 @@ pub(crate) fn check_text(messages: &[Value]) -> Result<(), Unpredictable> {
 /// Prepares `body` as `engine` does. `template` is the chat template's text.
 ///
 /// # Errors
-/// [`Unpredictable`] if the engine refuses the body, or does with it what is not followed here.
+/// [`PromptError`] if the engine refuses the body, or does with it what is not followed here.
 pub(crate) fn prepare(
-    engine: Engine,
+    engine: PromptDialect,
     format: ContentFormat,
     template: &str,
     body: &ChatBody,
-) -> Result<Conversation, Unpredictable> {
+) -> Result<TemplateInput, PromptError> {
     if body.chat_template.as_ref().is_some_and(|template| !template.is_none()) {
-        return Err(Unpredictable::Unknown("chat_template"));
+        return Err(PromptError::UnsupportedMember("chat_template"));
     }
     if body.truncate_prompt_tokens.as_ref().is_some_and(|most| !most.is_none()) {
-        return Err(Unpredictable::Unknown("truncate_prompt_tokens"));
+        return Err(PromptError::UnsupportedMember("truncate_prompt_tokens"));
     }
     if body.messages.is_empty() {
-        return Err(Unpredictable::Refused("`messages` is empty".to_owned()));
+        return Err(PromptError::Malformed("`messages` is empty".to_owned()));
     }
     match engine {
-        Engine::Vllm => vllm::prepare(format, template, body),
-        Engine::Sglang => sglang::prepare(format, template, body),
+        PromptDialect::Vllm => vllm::prepare(format, template, body),
+        PromptDialect::Sglang => sglang::prepare(format, template, body),
     }
 }
 
 /// The client's template variables.
-fn client_variables(body: &ChatBody) -> Result<Vec<(String, Value)>, Unpredictable> {
+fn client_variables(body: &ChatBody) -> Result<Vec<(String, Value)>, PromptError> {
     let Some(variables) = body.chat_template_kwargs.as_ref().filter(|variables| !variables.is_none()) else {
         return Ok(Vec::new());
     };
     if variables.kind() != ValueKind::Map {
-        return Err(Unpredictable::Refused("`chat_template_kwargs` is not an object".to_owned()));
+        return Err(PromptError::Malformed("`chat_template_kwargs` is not an object".to_owned()));
     }
     let mut pairs = Vec::new();
     for key in variables.try_iter().map_err(failed)? {
         let name = key.to_string();
-        if NOT_FOR_CLIENTS.contains(&name.as_str()) {
-            return Err(Unpredictable::Unknown("chat_template_kwargs"));
+        if RESERVED_VARIABLES.contains(&name.as_str()) {
+            return Err(PromptError::UnsupportedMember("chat_template_kwargs"));
         }
         pairs.push((name, variables.get_item(&key).map_err(failed)?));
     }
@@ -125,6 +125,6 @@ fn set_variable(variables: &mut Vec<(String, Value)>, name: &str, value: Value) 
     variables.push((name.to_owned(), value));
 }
 
-fn failed(error: minijinja::Error) -> Unpredictable {
-    Unpredictable::Refused(error.to_string())
+fn failed(error: minijinja::Error) -> PromptError {
+    PromptError::Malformed(error.to_string())
 }

@@ -4,11 +4,11 @@
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-use super::messages::{Object, Part, items, member, pairs, part, role};
-use super::{Conversation, arguments, client_variables, default_variable};
+use super::messages::{ContentPart, ObjectBuilder, items, member, pairs, part, role};
+use super::{TemplateInput, arguments, client_variables, default_variable};
 use crate::body::ChatBody;
-use crate::engine::ContentFormat;
-use crate::error::Unpredictable;
+use crate::dialect::ContentFormat;
+use crate::error::PromptError;
 
 const ROLES: [&str; 7] = ["system", "assistant", "tool", "function", "developer", "latest_reminder", "root"];
 
@@ -16,9 +16,9 @@ pub(super) fn prepare(
     format: ContentFormat,
     template: &str,
     body: &ChatBody,
-) -> Result<Conversation, Unpredictable> {
+) -> Result<TemplateInput, PromptError> {
     if body.reasoning.as_ref().is_some_and(|reasoning| !reasoning.is_none()) {
-        return Err(Unpredictable::Unknown("reasoning"));
+        return Err(PromptError::UnsupportedMember("reasoning"));
     }
     let mut messages = Vec::with_capacity(body.messages.len());
     let mut roles = Vec::with_capacity(body.messages.len());
@@ -29,7 +29,7 @@ pub(super) fn prepare(
     }
     if template.contains("tool_call_id") && roles.windows(2).any(|pair| pair == ["tool", "tool"]) {
         // Results are put in the order of their calls first.
-        return Err(Unpredictable::Unknown("tool_call_id"));
+        return Err(PromptError::UnsupportedMember("tool_call_id"));
     }
     let suffix = prepare_last(&mut messages, body);
     let mut variables = client_variables(body)?;
@@ -39,7 +39,7 @@ pub(super) fn prepare(
         default_variable(&mut variables, "enable_thinking", thinks);
         default_variable(&mut variables, "reasoning_effort", effort.clone());
     }
-    Ok(Conversation {
+    Ok(TemplateInput {
         messages,
         tools: prepare_tools(body)?,
         documents: Value::from(()),
@@ -64,21 +64,21 @@ fn prepare_last(messages: &mut Vec<Value>, body: &ChatBody) -> Option<String> {
         messages.pop();
         return Some(continued);
     }
-    *last = Object::default().with("role", "user").with("content", content).build();
+    *last = ObjectBuilder::default().with("role", "user").with("content", content).build();
     None
 }
 
-fn prepare_message(format: ContentFormat, message: &Value) -> Result<(String, Value), Unpredictable> {
+fn prepare_message(format: ContentFormat, message: &Value) -> Result<(String, Value), PromptError> {
     let mut role = role(message)?;
     let user = role == "user";
     if !user {
         role = role.to_lowercase();
         if !ROLES.contains(&role.as_str()) {
-            return Err(Unpredictable::Refused(format!("no role is named `{role}`")));
+            return Err(PromptError::Malformed(format!("no role is named `{role}`")));
         }
     }
     let content = prepare_content(format, &role, member(message, "content"))?;
-    let mut out = Object::default().with("role", role.as_str());
+    let mut out = ObjectBuilder::default().with("role", role.as_str());
     // A list of parts is put back behind the other members.
     let parts =
         content.kind() == ValueKind::Seq || member(message, "content").is_some_and(|c| c.as_str().is_none());
@@ -103,11 +103,7 @@ fn prepare_message(format: ContentFormat, message: &Value) -> Result<(String, Va
     Ok((role, out.build()))
 }
 
-fn prepare_content(
-    format: ContentFormat,
-    role: &str,
-    content: Option<Value>,
-) -> Result<Value, Unpredictable> {
+fn prepare_content(format: ContentFormat, role: &str, content: Option<Value>) -> Result<Value, PromptError> {
     let list = match content {
         None => return Ok(Value::from("")),
         Some(text) if text.as_str().is_some() => return Ok(text),
@@ -116,39 +112,41 @@ fn prepare_content(
     let mut texts = Vec::new();
     for value in &list {
         match part(value)? {
-            Part::Text("text", text) if value.as_str().is_none() => texts.push(text),
-            Part::Text("thinking", _) if role == "assistant" => {}
-            Part::ToolReference(_) => return Err(Unpredictable::Unknown("tool_reference")),
-            Part::Text(kind, _) => return Err(Unpredictable::Refused(format!("a part of type `{kind}`"))),
+            ContentPart::Text("text", text) if value.as_str().is_none() => texts.push(text),
+            ContentPart::Text("thinking", _) if role == "assistant" => {}
+            ContentPart::ToolReference(_) => return Err(PromptError::UnsupportedMember("tool_reference")),
+            ContentPart::Text(kind, _) => {
+                return Err(PromptError::Malformed(format!("a part of type `{kind}`")));
+            }
         }
     }
     if format == ContentFormat::Parts && role != "tool" {
         let typed = texts.into_iter();
         return Ok(typed
-            .map(|text| Object::default().with("type", "text").with("text", text).build())
+            .map(|text| ObjectBuilder::default().with("type", "text").with("text", text).build())
             .collect());
     }
     Ok(Value::from(texts.join(" ")))
 }
 
-fn prepare_calls(role: &str, calls: Option<Value>) -> Result<Option<Value>, Unpredictable> {
+fn prepare_calls(role: &str, calls: Option<Value>) -> Result<Option<Value>, PromptError> {
     let Some(calls) = calls else { return Ok(None) };
     let null = || Value::from(());
     let mut prepared = Vec::new();
     for call in items(&calls, "tool_calls")? {
         let function = member(&call, "function")
-            .ok_or_else(|| Unpredictable::Refused("a tool call has no `function`".to_owned()))?;
+            .ok_or_else(|| PromptError::Malformed("a tool call has no `function`".to_owned()))?;
         let arguments = match member(&function, "arguments") {
             Some(given) if role == "assistant" => arguments::object(&given).ok_or_else(|| {
-                Unpredictable::Refused("a tool call's arguments are no JSON object".to_owned())
+                PromptError::Malformed("a tool call's arguments are no JSON object".to_owned())
             })?,
             given => given.unwrap_or_else(null),
         };
-        let function = Object::default()
+        let function = ObjectBuilder::default()
             .with("name", member(&function, "name").unwrap_or_else(null))
             .with("arguments", arguments)
             .build();
-        let call = Object::default()
+        let call = ObjectBuilder::default()
             .with("id", member(&call, "id").unwrap_or_else(null))
             .with("index", member(&call, "index").unwrap_or_else(null))
             .with("type", "function")
@@ -158,7 +156,7 @@ fn prepare_calls(role: &str, calls: Option<Value>) -> Result<Option<Value>, Unpr
     Ok(Some(Value::from(prepared)))
 }
 
-fn prepare_tools(body: &ChatBody) -> Result<Option<Vec<Value>>, Unpredictable> {
+fn prepare_tools(body: &ChatBody) -> Result<Option<Vec<Value>>, PromptError> {
     let Some(tools) = body.tools.as_ref().filter(|tools| !tools.is_empty()) else { return Ok(None) };
     let choice = body.tool_choice.as_ref().filter(|choice| !choice.is_none());
     if choice.is_some_and(|choice| choice.as_str() == Some("none")) {
@@ -178,9 +176,9 @@ fn prepare_tools(body: &ChatBody) -> Result<Option<Vec<Value>>, Unpredictable> {
 }
 
 /// A tool as SGLang's own types print it: a function's known members in the client's order, then the missing ones as null.
-fn prepare_tool(tool: &Value) -> Result<Value, Unpredictable> {
+fn prepare_tool(tool: &Value) -> Result<Value, PromptError> {
     let function = member(tool, "function")
-        .ok_or_else(|| Unpredictable::Refused("a tool has no `function`".to_owned()))?;
+        .ok_or_else(|| PromptError::Malformed("a tool has no `function`".to_owned()))?;
     let late = member(tool, "defer_loading");
     let mut members = pairs(&function, "function")?;
     members.retain(|(name, value)| match name.as_str() {
@@ -200,7 +198,7 @@ fn prepare_tool(tool: &Value) -> Result<Value, Unpredictable> {
         }
     }
     let kind = member(tool, "type").unwrap_or_else(|| Value::from("function"));
-    Ok(Object::default()
+    Ok(ObjectBuilder::default()
         .with("type", kind)
         .with("function", Value::from_pairs(members))
         .with("defer_loading", late.unwrap_or(Value::from(())))

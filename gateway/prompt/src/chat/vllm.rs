@@ -3,11 +3,11 @@
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-use super::messages::{Object, Part, has, items, member, pairs, part, role};
-use super::{Conversation, arguments, client_variables, continuation, default_variable, set_variable};
+use super::messages::{ContentPart, ObjectBuilder, has, items, member, pairs, part, role};
+use super::{TemplateInput, arguments, client_variables, continuation, default_variable, set_variable};
 use crate::body::ChatBody;
-use crate::engine::ContentFormat;
-use crate::error::Unpredictable;
+use crate::dialect::ContentFormat;
+use crate::error::PromptError;
 
 /// A line that one client puts before its system prompt; its value changes with every request, so vLLM drops it.
 const BILLING_LINE: &str = "x-anthropic-billing-header";
@@ -16,12 +16,12 @@ pub(super) fn prepare(
     format: ContentFormat,
     template: &str,
     body: &ChatBody,
-) -> Result<Conversation, Unpredictable> {
+) -> Result<TemplateInput, PromptError> {
     let add_generation_prompt = body.add_generation_prompt.unwrap_or(true);
     let continues = body.continue_final_message.unwrap_or(false);
     if add_generation_prompt && continues {
         let problem = "`continue_final_message` needs `add_generation_prompt` to be false";
-        return Err(Unpredictable::Refused(problem.to_owned()));
+        return Err(PromptError::Malformed(problem.to_owned()));
     }
     let mut messages = body
         .messages
@@ -34,7 +34,7 @@ pub(super) fn prepare(
         default_variable(&mut variables, "enable_thinking", effort.as_str() != Some("none"));
     }
     let continuation = if continues { Some(continuation::mark(&mut messages)?) } else { None };
-    Ok(Conversation {
+    Ok(TemplateInput {
         messages,
         tools: prepare_tools(body)?,
         documents: body.documents.clone().unwrap_or(Value::from(())),
@@ -46,14 +46,14 @@ pub(super) fn prepare(
     })
 }
 
-fn prepare_message(format: ContentFormat, template: &str, message: &Value) -> Result<Value, Unpredictable> {
+fn prepare_message(format: ContentFormat, template: &str, message: &Value) -> Result<Value, PromptError> {
     let role = role(message)?;
     if role == "developer" && !template.contains("\"developer\"") && !template.contains("'developer'") {
         // It becomes a system message, and all system messages become one.
-        return Err(Unpredictable::Unknown("developer"));
+        return Err(PromptError::UnsupportedMember("developer"));
     }
     let content = prepare_content(format, &role, member(message, "content"))?;
-    let mut out = Object::default().with("role", role.as_str()).with("content", content);
+    let mut out = ObjectBuilder::default().with("role", role.as_str()).with("content", content);
     match role.as_str() {
         "assistant" => {
             let reasoning = member(message, "reasoning").or_else(|| member(message, "reasoning_content"));
@@ -74,11 +74,7 @@ fn prepare_message(format: ContentFormat, template: &str, message: &Value) -> Re
     Ok(out.build())
 }
 
-fn prepare_content(
-    format: ContentFormat,
-    role: &str,
-    content: Option<Value>,
-) -> Result<Value, Unpredictable> {
+fn prepare_content(format: ContentFormat, role: &str, content: Option<Value>) -> Result<Value, PromptError> {
     let parts = match content {
         None => Vec::new(),
         Some(text) if text.as_str().is_some() => {
@@ -96,7 +92,7 @@ fn prepare_content(
     let mut references = false;
     for value in &parts {
         match part(value)? {
-            Part::Text(kind, text) => {
+            ContentPart::Text(kind, text) => {
                 let text = match text.strip_prefix(BILLING_LINE) {
                     Some(rest) if role == "system" && kind == "text" => match rest.split_once('\n') {
                         Some((_, rest)) if !rest.is_empty() => rest.to_owned(),
@@ -106,11 +102,11 @@ fn prepare_content(
                 };
                 texts.push((text, extra_members(value)?));
             }
-            Part::ToolReference(_) => references = true,
+            ContentPart::ToolReference(_) => references = true,
         }
     }
     if references {
-        return Err(Unpredictable::Unknown("tool_reference"));
+        return Err(PromptError::UnsupportedMember("tool_reference"));
     }
     if format == ContentFormat::Parts && role != "tool" {
         let typed = texts.into_iter().map(|(text, extra)| {
@@ -127,16 +123,16 @@ fn prepare_content(
 }
 
 /// Members of a text part that OpenAI's types do not have; they reach the template.
-fn extra_members(part: &Value) -> Result<Vec<(String, Value)>, Unpredictable> {
+fn extra_members(part: &Value) -> Result<Vec<(String, Value)>, PromptError> {
     if part.kind() != ValueKind::Map {
         return Ok(Vec::new());
     }
     let mut extra = pairs(part, "content")?;
     extra.retain(|(name, _)| !matches!(name.as_str(), "type" | "text" | "refusal" | "thinking"));
-    if extra.is_empty() { Ok(extra) } else { Err(Unpredictable::Unknown("content")) }
+    if extra.is_empty() { Ok(extra) } else { Err(PromptError::UnsupportedMember("content")) }
 }
 
-fn prepare_calls(calls: Option<Value>) -> Result<Option<Value>, Unpredictable> {
+fn prepare_calls(calls: Option<Value>) -> Result<Option<Value>, PromptError> {
     let Some(calls) = calls else { return Ok(None) };
     let calls = items(&calls, "tool_calls")?;
     if calls.is_empty() {
@@ -147,7 +143,7 @@ fn prepare_calls(calls: Option<Value>) -> Result<Option<Value>, Unpredictable> {
         let function = member(&call, "function");
         let typed = member(&call, "type").is_none_or(|kind| kind.as_str() == Some("function"));
         let Some(function) = function.filter(|function| typed && function.kind() == ValueKind::Map) else {
-            return Err(Unpredictable::Refused("a tool call is not a function's".to_owned()));
+            return Err(PromptError::Malformed("a tool call is not a function's".to_owned()));
         };
         let parsed = member(&function, "arguments").and_then(|given| arguments::object(&given));
         let parsed = parsed.unwrap_or_else(|| Value::from_pairs(Vec::<(String, Value)>::new()));
@@ -167,24 +163,24 @@ fn replaced(mut members: Vec<(String, Value)>, name: &str, value: Value) -> Valu
 }
 
 /// Tools as vLLM's own types print them: known members only, in the order of the type, missing ones as null.
-fn prepare_tools(body: &ChatBody) -> Result<Option<Vec<Value>>, Unpredictable> {
+fn prepare_tools(body: &ChatBody) -> Result<Option<Vec<Value>>, PromptError> {
     let Some(tools) = &body.tools else { return Ok(None) };
     if tools.is_empty() {
-        return Err(Unpredictable::Refused("`tools` is empty".to_owned()));
+        return Err(PromptError::Malformed("`tools` is empty".to_owned()));
     }
     let prepared = tools.iter().map(|tool| {
         let function = member(tool, "function")
-            .ok_or_else(|| Unpredictable::Refused("a tool has no `function`".to_owned()))?;
+            .ok_or_else(|| PromptError::Malformed("a tool has no `function`".to_owned()))?;
         let null = || Value::from(());
         let late = member(tool, "defer_loading");
-        let function = Object::default()
+        let function = ObjectBuilder::default()
             .with("name", member(&function, "name").unwrap_or_else(null))
             .with("description", member(&function, "description").unwrap_or_else(null))
             .with("parameters", member(&function, "parameters").unwrap_or_else(null))
             .with_some("strict", member(&function, "strict"))
             .with_some("defer_loading", member(&function, "defer_loading").or_else(|| late.clone()))
             .build();
-        Ok(Object::default()
+        Ok(ObjectBuilder::default()
             .with("type", "function")
             .with("function", function)
             .with_some("defer_loading", late)

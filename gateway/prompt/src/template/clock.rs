@@ -20,21 +20,21 @@ const MONTHS: [&str; 12] = [
 
 /// A moment in the engines' time zone: templates print their local date.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Now {
+pub struct TemplateTime {
     local_seconds: i64,
 }
 
-impl Now {
+impl TemplateTime {
     /// Seconds since 1970 in UTC, for engines whose clocks show UTC (containers do).
     #[must_use]
-    pub fn utc(seconds: i64) -> Now {
-        Now::local(seconds, 0)
+    pub fn utc(seconds: i64) -> TemplateTime {
+        TemplateTime::local(seconds, 0)
     }
 
     /// Seconds since 1970 in UTC, and how many seconds the engines' clocks are ahead of it.
     #[must_use]
-    pub fn local(seconds: i64, ahead: i32) -> Now {
-        Now { local_seconds: seconds.saturating_add(ahead.into()) }
+    pub fn local(seconds: i64, ahead: i32) -> TemplateTime {
+        TemplateTime { local_seconds: seconds.saturating_add(ahead.into()) }
     }
 
     /// C's `strftime` in the C locale, without the directives that templates have no use for.
@@ -106,13 +106,14 @@ mod tests {
 
     #[test]
     fn dates_are_right() {
-        let show =
-            |seconds| Now::utc(seconds).strftime("%A %a %Y-%m-%d %-d %e %B %b %H:%M:%S %I%p %y").unwrap();
+        let show = |seconds| {
+            TemplateTime::utc(seconds).strftime("%A %a %Y-%m-%d %-d %e %B %b %H:%M:%S %I%p %y").unwrap()
+        };
         assert_eq!(show(0), "Thursday Thu 1970-01-01 1  1 January Jan 00:00:00 12AM 70");
         assert_eq!(show(951_827_696), "Tuesday Tue 2000-02-29 29 29 February Feb 12:34:56 12PM 00");
         assert_eq!(show(1_795_255_200), "Saturday Sat 2026-11-21 21 21 November Nov 10:00:00 10AM 26");
-        assert_eq!(Now::local(0, -3600).strftime("%F %T %%").unwrap(), "1969-12-31 23:00:00 %");
-        assert!(Now::utc(0).strftime("%Q").is_err());
-        assert!(Now::utc(0).strftime("%").is_err());
+        assert_eq!(TemplateTime::local(0, -3600).strftime("%F %T %%").unwrap(), "1969-12-31 23:00:00 %");
+        assert!(TemplateTime::utc(0).strftime("%Q").is_err());
+        assert!(TemplateTime::utc(0).strftime("%").is_err());
     }
 }

@@ -1,19 +1,19 @@
 //! Whether a template wants a message's content as one string or as a list of parts. Both engines look for a loop over the content;
 //! this finds the same loops in the template's text.
 
-use crate::engine::{ContentFormat, Engine};
+use crate::dialect::{ContentFormat, PromptDialect};
 
 /// What `engine` decides for this template.
-pub(crate) fn content_format(engine: Engine, source: &str) -> ContentFormat {
+pub(crate) fn content_format(engine: PromptDialect, source: &str) -> ContentFormat {
     let parts = match engine {
-        Engine::Vllm => loops_over_content(source),
-        Engine::Sglang => {
+        PromptDialect::Vllm => loops_over_content(source),
+        PromptDialect::Sglang => {
             ["image", "audio", "video", "vision"].iter().any(|word| source.contains(word))
                 || statements(source).any(|statement| match statement {
-                    Statement::For(_, over) => {
+                    TemplateStatement::For(_, over) => {
                         ["message", "msg", "m"].iter().any(|name| reaches(over, name, Some("content")))
                     }
-                    Statement::Set(..) => false,
+                    TemplateStatement::Set(..) => false,
                 })
         }
     };
@@ -27,7 +27,7 @@ fn loops_over_content(source: &str) -> bool {
     while let Some(list) = lists.get(next).copied() {
         next += 1;
         for statement in statements(source) {
-            if let Statement::Set(name, value) = statement
+            if let TemplateStatement::Set(name, value) = statement
                 && reaches(value, list, None)
                 && !lists.contains(&name)
             {
@@ -37,34 +37,38 @@ fn loops_over_content(source: &str) -> bool {
     }
     let messages: Vec<&str> = statements(source)
         .filter_map(|statement| match statement {
-            Statement::For(name, over) if lists.iter().any(|list| reaches(over, list, None)) => Some(name),
+            TemplateStatement::For(name, over) if lists.iter().any(|list| reaches(over, list, None)) => {
+                Some(name)
+            }
             _ => None,
         })
         .collect();
     statements(source).any(|statement| match statement {
-        Statement::For(_, over) => messages.iter().any(|message| reaches(over, message, Some("content"))),
-        Statement::Set(..) => false,
+        TemplateStatement::For(_, over) => {
+            messages.iter().any(|message| reaches(over, message, Some("content")))
+        }
+        TemplateStatement::Set(..) => false,
     })
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Statement<'a> {
+enum TemplateStatement<'a> {
     /// `for NAME in EXPRESSION`
     For(&'a str, &'a str),
     /// `set NAME = EXPRESSION`
     Set(&'a str, &'a str),
 }
 
-fn statements(source: &str) -> impl Iterator<Item = Statement<'_>> {
+fn statements(source: &str) -> impl Iterator<Item = TemplateStatement<'_>> {
     source.split("{%").skip(1).filter_map(|tag| {
         let (inside, _) = tag.split_once("%}")?;
         let inside = inside.trim_matches(['-', '+']).trim();
         if let Some(rest) = inside.strip_prefix("for ") {
             let (name, over) = rest.split_once(" in ")?;
-            return Some(Statement::For(name.trim(), over.trim()));
+            return Some(TemplateStatement::For(name.trim(), over.trim()));
         }
         let (name, value) = inside.strip_prefix("set ")?.split_once('=')?;
-        Some(Statement::Set(name.trim(), value.trim()))
+        Some(TemplateStatement::Set(name.trim(), value.trim()))
     })
 }
 
@@ -75,7 +79,7 @@ fn reaches(expression: &str, name: &str, key: Option<&str>) -> bool {
         None => Some(rest),
         Some(key) => member(rest, key),
     };
-    rest.is_some_and(only_selects)
+    rest.is_some_and(only_filters)
 }
 
 /// What follows `.key` or `['key']`.
@@ -90,12 +94,12 @@ fn member<'a>(rest: &'a str, key: &str) -> Option<&'a str> {
 }
 
 /// Whether only slices, filters, tests, or a loop's condition follow.
-fn only_selects(rest: &str) -> bool {
+fn only_filters(rest: &str) -> bool {
     let trimmed = rest.trim_start();
     if let Some(inside) = trimmed.strip_prefix('[') {
         return inside
             .split_once(']')
-            .is_some_and(|(slice, after)| slice.contains(':') && only_selects(after));
+            .is_some_and(|(slice, after)| slice.contains(':') && only_filters(after));
     }
     let spaced = trimmed.len() < rest.len();
     trimmed.is_empty()
@@ -128,7 +132,11 @@ mod tests {
             ("{% for message in messages %}{{ '<image>' }}", false, true),
         ] {
             let parts = |engine| content_format(engine, source) == ContentFormat::Parts;
-            assert_eq!((parts(Engine::Vllm), parts(Engine::Sglang)), (vllm, sglang), "{source}");
+            assert_eq!(
+                (parts(PromptDialect::Vllm), parts(PromptDialect::Sglang)),
+                (vllm, sglang),
+                "{source}"
+            );
         }
     }
 }

@@ -10,7 +10,7 @@ use super::python;
 /// Deepest nesting that is printed; a request's JSON cannot nest deeper than 128.
 const MAX_DEPTH: usize = 256;
 
-struct Style {
+struct JsonStyle {
     ascii: bool,
     sorted: bool,
     indent: Option<usize>,
@@ -28,7 +28,7 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
         Some([item, key]) => (item.clone(), key.clone()),
         Some(_) => return Err(Error::new(ErrorKind::InvalidOperation, "separators are a pair")),
     };
-    let style = Style {
+    let style = JsonStyle {
         ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
         sorted: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
         indent,
@@ -41,7 +41,7 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     Ok(out)
 }
 
-fn write_value(out: &mut String, value: &Value, style: &Style, depth: usize) -> Result<(), Error> {
+fn write_value(out: &mut String, value: &Value, style: &JsonStyle, depth: usize) -> Result<(), Error> {
     if depth > MAX_DEPTH {
         return Err(Error::new(ErrorKind::InvalidOperation, "tojson: nested too deeply"));
     }
@@ -63,7 +63,7 @@ fn write_value(out: &mut String, value: &Value, style: &Style, depth: usize) -> 
     Ok(())
 }
 
-fn members(value: &Value, style: &Style) -> Result<Vec<(Option<String>, Value)>, Error> {
+fn members(value: &Value, style: &JsonStyle) -> Result<Vec<(Option<String>, Value)>, Error> {
     let mut members = Vec::new();
     for key in value.try_iter()? {
         let name = match key.kind() {
@@ -83,7 +83,7 @@ fn write_items(
     out: &mut String,
     [open, close]: [char; 2],
     items: Vec<(Option<String>, Value)>,
-    style: &Style,
+    style: &JsonStyle,
     depth: usize,
 ) -> Result<(), Error> {
     out.push(open);
@@ -106,7 +106,7 @@ fn write_items(
     Ok(())
 }
 
-fn new_line(out: &mut String, style: &Style, depth: usize) {
+fn new_line(out: &mut String, style: &JsonStyle, depth: usize) {
     if let Some(indent) = style.indent {
         out.push('\n');
         out.extend(std::iter::repeat_n(' ', indent.min(64) * depth));

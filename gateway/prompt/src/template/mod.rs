@@ -11,11 +11,11 @@ use std::io;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 
-pub use clock::Now;
+pub use clock::TemplateTime;
 pub(crate) use format::content_format;
 
-use crate::error::Unpredictable;
-use crate::model::Limits;
+use crate::error::PromptError;
+use crate::model::PromptLimits;
 
 const NAME: &str = "chat";
 
@@ -54,28 +54,29 @@ impl ChatTemplate {
     /// Renders with `variables`; the text has about `about_bytes`, and `most_bytes` at most.
     ///
     /// # Errors
-    /// [`Unpredictable::Template`] when the template fails or refuses, [`Unpredictable::TemplateLimit`] when it goes too far.
+    /// [`PromptError::ModelTemplate`] when the template fails or refuses, [`PromptError::TemplateLimit`] when it goes too far.
     pub(crate) fn render(
         &self,
         variables: Vec<(String, Value)>,
-        now: Now,
+        now: TemplateTime,
         about_bytes: usize,
         most_bytes: usize,
-    ) -> Result<String, Unpredictable> {
+    ) -> Result<String, PromptError> {
         let clock = Value::from_function(move |format: String| now.strftime(&format));
         let variables = variables.into_iter().chain([("strftime_now".to_owned(), clock)]);
-        let mut page =
-            Page { text: Vec::with_capacity(about_bytes.min(most_bytes)), most_bytes, over: false };
+        let mut page = BoundedOutput {
+            text: Vec::with_capacity(about_bytes.min(most_bytes)),
+            max_bytes: most_bytes,
+            truncated: false,
+        };
         let rendered = self.env.get_template(NAME).and_then(|template| {
             template.render_captured_to(Value::from_pairs(variables), &mut page).map(drop)
         });
         match rendered {
-            Ok(()) => {
-                String::from_utf8(page.text).map_err(|error| Unpredictable::Template(error.to_string()))
-            }
-            Err(_) if page.over => Err(Unpredictable::TemplateLimit("output")),
-            Err(error) if error.kind() == ErrorKind::OutOfFuel => Err(Unpredictable::TemplateLimit("steps")),
-            Err(error) => Err(Unpredictable::Template(error.to_string())),
+            Ok(()) => String::from_utf8(page.text).map_err(|error| PromptError::Template(error.to_string())),
+            Err(_) if page.truncated => Err(PromptError::TemplateLimit("output")),
+            Err(error) if error.kind() == ErrorKind::OutOfFuel => Err(PromptError::TemplateLimit("steps")),
+            Err(error) => Err(PromptError::Template(error.to_string())),
         }
     }
 }
@@ -83,13 +84,13 @@ impl ChatTemplate {
 /// Compiles and renders a template with `messages`, which is JSON: for fuzzing templates, which otherwise come from a model's folder.
 ///
 /// # Errors
-/// [`Unpredictable`] if the template does not compile, fails, or goes too far.
-pub fn render_template(source: &str, messages: &str, limits: Limits) -> Result<String, Unpredictable> {
-    let failed = |error: Error| Unpredictable::Template(error.to_string());
+/// [`PromptError`] if the template does not compile, fails, or goes too far.
+pub fn render_template(source: &str, messages: &str, limits: PromptLimits) -> Result<String, PromptError> {
+    let failed = |error: Error| PromptError::Template(error.to_string());
     let template = ChatTemplate::compile(source, limits.template_steps).map_err(failed)?;
-    let messages: Value = serde_json::from_str(messages).map_err(crate::body::refused)?;
+    let messages: Value = serde_json::from_str(messages).map_err(crate::body::malformed)?;
     let variables = vec![("messages".to_owned(), messages)];
-    template.render(variables, Now::utc(0), source.len(), limits.prompt_bytes)
+    template.render(variables, TemplateTime::utc(0), source.len(), limits.prompt_bytes)
 }
 
 /// A template's way to refuse a conversation.
@@ -98,16 +99,16 @@ fn raise_exception(message: String) -> Result<Value, Error> {
 }
 
 /// The rendered text, up to a bound.
-struct Page {
+struct BoundedOutput {
     text: Vec<u8>,
-    most_bytes: usize,
-    over: bool,
+    max_bytes: usize,
+    truncated: bool,
 }
 
-impl io::Write for Page {
+impl io::Write for BoundedOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.text.len() + bytes.len() > self.most_bytes {
-            self.over = true;
+        if self.text.len() + bytes.len() > self.max_bytes {
+            self.truncated = true;
             return Err(io::Error::from(io::ErrorKind::FileTooLarge));
         }
         self.text.extend_from_slice(bytes);
@@ -123,9 +124,9 @@ impl io::Write for Page {
 mod tests {
     use super::*;
 
-    fn render(source: &str, variables: &[(&str, Value)]) -> Result<String, Unpredictable> {
+    fn render(source: &str, variables: &[(&str, Value)]) -> Result<String, PromptError> {
         let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
-        ChatTemplate::compile(source, 100_000).unwrap().render(variables, Now::utc(0), 10, 1000)
+        ChatTemplate::compile(source, 100_000).unwrap().render(variables, TemplateTime::utc(0), 10, 1000)
     }
 
     #[test]
@@ -141,26 +142,26 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_tells_its_reason() {
+    fn a_refusal_has_its_reason() {
         let refused = render("{{ raise_exception('roles must alternate') }}", &[]);
         assert!(
-            matches!(refused, Err(Unpredictable::Template(reason)) if reason.contains("roles must alternate"))
+            matches!(refused, Err(PromptError::Template(reason)) if reason.contains("roles must alternate"))
         );
     }
 
     #[test]
     fn a_template_without_end_is_stopped() {
         let endless = "{% for a in range(1000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}";
-        assert_eq!(render(endless, &[]), Err(Unpredictable::TemplateLimit("steps")));
+        assert_eq!(render(endless, &[]), Err(PromptError::TemplateLimit("steps")));
         let wide = "{% for a in range(1000) %}aaaaaaaaaa{% endfor %}";
-        assert_eq!(render(wide, &[]), Err(Unpredictable::TemplateLimit("output")));
+        assert_eq!(render(wide, &[]), Err(PromptError::TemplateLimit("output")));
         assert!(render("{{ missing.a.b }}", &[]).is_err());
     }
 
     #[test]
     fn the_clock_is_the_callers() {
         assert_eq!(render("{{ strftime_now('%d %b %Y') }}", &[]).unwrap(), "01 Jan 1970");
-        assert!(matches!(render("{{ strftime_now('%Q') }}", &[]), Err(Unpredictable::Template(_))));
+        assert!(matches!(render("{{ strftime_now('%Q') }}", &[]), Err(PromptError::Template(_))));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Text to token ids.
 
-mod cuts;
+mod split_points;
 mod threads;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,9 +8,9 @@ use std::path::Path;
 
 use fastokens::AddedTokenPolicy;
 
-pub(crate) use cuts::Cuts;
+pub(crate) use split_points::SplitPoints;
 
-use crate::error::{LoadError, Unpredictable};
+use crate::error::{ModelLoadError, PromptError};
 use crate::files::ModelFiles;
 
 /// Text with which a tokenizer is used once before it serves: the first call builds tables, which takes tens of milliseconds.
@@ -21,13 +21,13 @@ const WARM_UP_REPEATS: usize = 1024;
 
 /// A model's tokenizer.
 pub(crate) struct Tokenizer {
-    library: Library,
-    cuts: Cuts,
+    library: TokenizerLibrary,
+    cuts: SplitPoints,
     before: Vec<u32>,
     after: Vec<u32>,
 }
 
-enum Library {
+enum TokenizerLibrary {
     /// 25 to 95 times as fast on one core, for most tokenizers.
     Fast(Box<fastokens::Tokenizer>),
     /// What the engines use; takes every tokenizer.
@@ -38,8 +38,8 @@ impl Tokenizer {
     /// Loads and warms up. Takes about a second of one core.
     ///
     /// # Errors
-    /// [`LoadError::Tokenizer`] with what both libraries said.
-    pub(crate) fn load(files: &ModelFiles) -> Result<Tokenizer, LoadError> {
+    /// [`ModelLoadError::Tokenizer`] with what both libraries said.
+    pub(crate) fn load(files: &ModelFiles) -> Result<Tokenizer, ModelLoadError> {
         let path = &files.tokenizer;
         let library = match fast(path) {
             Ok(library) => library,
@@ -48,45 +48,45 @@ impl Tokenizer {
                     tokenizer = %path.display(), problem = %fast_problem,
                     "the fast tokenizer refuses this file; using the slow one"
                 );
-                reference(path, files).map_err(|problem| LoadError::Tokenizer {
+                reference(path, files).map_err(|problem| ModelLoadError::Tokenizer {
                     path: path.clone(),
                     problem: format!("{problem} (and {fast_problem})"),
                 })?
             }
         };
-        Tokenizer::around(library, files)
-            .map_err(|error| LoadError::Tokenizer { path: path.clone(), problem: error.to_string() })
+        Tokenizer::with_special_tokens(library, files)
+            .map_err(|error| ModelLoadError::Tokenizer { path: path.clone(), problem: error.to_string() })
     }
 
-    fn around(library: Library, files: &ModelFiles) -> Result<Tokenizer, Unpredictable> {
+    fn with_special_tokens(library: TokenizerLibrary, files: &ModelFiles) -> Result<Tokenizer, PromptError> {
         let (before, after) = special_tokens(&library)?;
         library.encode(&WARM_UP.repeat(WARM_UP_REPEATS), false)?;
-        Ok(Tokenizer { library, cuts: Cuts::of(&files.shape), before, after })
+        Ok(Tokenizer { library, cuts: SplitPoints::from_pipeline(&files.pipeline), before, after })
     }
 
     /// The slow tokenizer for the same files, to compare with.
     #[cfg(test)]
     pub(crate) fn load_reference(files: &ModelFiles) -> Tokenizer {
-        Tokenizer::around(reference(&files.tokenizer, files).unwrap(), files).unwrap()
+        Tokenizer::with_special_tokens(reference(&files.tokenizer, files).unwrap(), files).unwrap()
     }
 
     #[cfg(test)]
     pub(crate) fn is_fast(&self) -> bool {
-        matches!(self.library, Library::Fast(_))
+        matches!(self.library, TokenizerLibrary::Fast(_))
     }
 
     /// The ids of `text`, without special tokens around it.
-    pub(crate) fn encode(&self, text: &str) -> Result<Vec<u32>, Unpredictable> {
+    pub(crate) fn encode(&self, text: &str) -> Result<Vec<u32>, PromptError> {
         self.library.encode(text, false)
     }
 
     /// Special tokens that the tokenizer puts before and behind a text, if asked to.
-    pub(crate) fn around_text(&self) -> (&[u32], &[u32]) {
+    pub(crate) fn surrounding_special_tokens(&self) -> (&[u32], &[u32]) {
         (&self.before, &self.after)
     }
 
     /// Puts a token before texts, unless tokenizer.json puts something there itself.
-    pub(crate) fn begin_texts_with(&mut self, token: &str) -> Result<(), Unpredictable> {
+    pub(crate) fn set_text_prefix(&mut self, token: &str) -> Result<(), PromptError> {
         if self.before.is_empty() {
             self.before = self.library.encode(token, false)?;
         }
@@ -94,42 +94,42 @@ impl Tokenizer {
     }
 
     /// Where a text may be cut.
-    pub(crate) fn cuts(&self) -> &Cuts {
+    pub(crate) fn cuts(&self) -> &SplitPoints {
         &self.cuts
     }
 }
 
-impl Library {
-    fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, Unpredictable> {
+impl TokenizerLibrary {
+    fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, PromptError> {
         // A defect in a library must not end the connection whose request found it.
         let encoded = catch_unwind(AssertUnwindSafe(|| match self {
-            Library::Fast(library) => library
+            TokenizerLibrary::Fast(library) => library
                 .encode_with_policy(text, special, AddedTokenPolicy::All)
                 .map_err(|error| error.to_string()),
-            Library::Reference(library) => library
+            TokenizerLibrary::Reference(library) => library
                 .encode_fast(text, special)
                 .map(|encoding| encoding.get_ids().to_vec())
                 .map_err(|error| error.to_string()),
         }));
         encoded
             .unwrap_or_else(|_| Err("a panic inside the library".to_owned()))
-            .map_err(Unpredictable::Tokenizer)
+            .map_err(PromptError::Tokenizer)
     }
 }
 
-fn fast(path: &Path) -> Result<Library, String> {
-    threads::keep_to_one();
+fn fast(path: &Path) -> Result<TokenizerLibrary, String> {
+    threads::disable_thread_pool();
     let mut library = fastokens::Tokenizer::from_file(path).map_err(|error| error.to_string())?;
     // The engines use neither of the file's settings.
     library.set_truncation(None);
     library.set_padding(None);
-    Ok(Library::Fast(Box::new(library)))
+    Ok(TokenizerLibrary::Fast(Box::new(library)))
 }
 
-fn reference(path: &Path, files: &ModelFiles) -> Result<Library, String> {
+fn reference(path: &Path, files: &ModelFiles) -> Result<TokenizerLibrary, String> {
     let mut library = tokenizers::Tokenizer::from_file(path).map_err(|error| error.to_string())?;
     library.with_padding(None).with_truncation(None).map_err(|error| error.to_string())?;
-    for token in &files.shape.added_tokens {
+    for token in &files.pipeline.added_tokens {
         if library.token_to_id(&token.content).is_none() {
             return Err(format!(
                 "tokenizer_config.json adds {:?}, which tokenizer.json lacks",
@@ -137,15 +137,15 @@ fn reference(path: &Path, files: &ModelFiles) -> Result<Library, String> {
             ));
         }
     }
-    Ok(Library::Reference(Box::new(library)))
+    Ok(TokenizerLibrary::Reference(Box::new(library)))
 }
 
 /// The ids that surround a text encoded with special tokens.
-fn special_tokens(library: &Library) -> Result<(Vec<u32>, Vec<u32>), Unpredictable> {
+fn special_tokens(library: &TokenizerLibrary) -> Result<(Vec<u32>, Vec<u32>), PromptError> {
     let (bare, whole) = (library.encode("a", false)?, library.encode("a", true)?);
     let start = whole.windows(bare.len().max(1)).position(|window| window == bare);
     let Some(start) = start else {
-        return Err(Unpredictable::Tokenizer("special tokens change the text between them".to_owned()));
+        return Err(PromptError::Tokenizer("special tokens change the text between them".to_owned()));
     };
     Ok((whole[..start].to_vec(), whole[start + bare.len()..].to_vec()))
 }
@@ -197,7 +197,7 @@ mod tests {
             for text in [text, words] {
                 prop_assert_eq!(BOTH.0.encode(&text)?, BOTH.1.encode(&text)?);
             }
-            prop_assert_eq!(BOTH.0.around_text(), BOTH.1.around_text());
+            prop_assert_eq!(BOTH.0.surrounding_special_tokens(), BOTH.1.surrounding_special_tokens());
         }
     }
 }

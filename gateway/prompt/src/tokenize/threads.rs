@@ -8,7 +8,7 @@
 use std::sync::Once;
 
 /// Makes sure that no pool is started. Without effect on systems where a thread cannot be bound; there only the speed suffers.
-pub(super) fn keep_to_one() {
+pub(super) fn disable_thread_pool() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let bound = std::thread::Builder::new().name("tokenizer-setup".to_owned()).spawn(|| {

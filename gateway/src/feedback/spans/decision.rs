@@ -2,101 +2,101 @@
 
 use std::sync::Arc;
 
-use moongate_scheduler::{Refusal, Route, Term, Terms};
-use moongate_telemetry::{Notes, Steps};
+use moongate_scheduler::{CostBreakdown, CostTerm, EngineRoute, ScheduleRejection};
+use moongate_telemetry::{AttributeWriter, ChildSpans};
 use tokio::time::Instant;
 
-use super::tries::{Again, Try};
-use crate::dispatch::{Chosen, Reasons};
-use crate::fleet::Endpoint;
+use super::attempts::{AttemptTrace, RetryCause};
+use crate::dispatch::{ChosenRoute, FleetDecision};
+use crate::fleet::UpstreamEndpoint;
 
 /// Most candidates of a decision that are told: the cheapest.
 const MAX_CANDIDATES: usize = 8;
 
-impl Try<'_> {
+impl AttemptTrace<'_> {
     /// A decision begins.
-    pub(crate) fn decide(&self) -> Deciding<'_> {
+    pub(crate) fn decide(&self) -> DecisionGuard<'_> {
         let again = (self.number > 1).then(Instant::now);
-        Deciding { of: self, again, end: None, outcome: Outcome::None }
+        DecisionGuard { attempt: self, retry_started: again, end: None, outcome: DecisionOutcome::None }
     }
 }
 
 /// A decision that is being made, until it is dropped.
-pub(crate) struct Deciding<'a> {
-    of: &'a Try<'a>,
+pub(crate) struct DecisionGuard<'a> {
+    attempt: &'a AttemptTrace<'a>,
     /// When it began, of those that are not the first.
-    again: Option<Instant>,
+    retry_started: Option<Instant>,
     end: Option<Instant>,
-    outcome: Outcome,
+    outcome: DecisionOutcome,
 }
 
-impl Deciding<'_> {
+impl DecisionGuard<'_> {
     /// This was decided at `at`.
-    pub(crate) fn decided(mut self, chosen: &Result<Chosen, Refusal>, at: Instant) {
-        if self.of.span.root.is_recording() {
+    pub(crate) fn finish(mut self, chosen: &Result<ChosenRoute, ScheduleRejection>, at: Instant) {
+        if self.attempt.span.root.is_recording() {
             self.end = Some(at);
             self.outcome = match chosen {
-                Err(refusal) => Outcome::Refused(refusal.to_string()),
-                Ok(Chosen { reasons: Some(reasons), .. }) => Outcome::Reasons(reasons.clone()),
-                Ok(chosen) => Outcome::Entry(chosen.entry.endpoint.clone()),
+                Err(refusal) => DecisionOutcome::Refused(refusal.to_string()),
+                Ok(ChosenRoute { decision: Some(reasons), .. }) => DecisionOutcome::Decision(reasons.clone()),
+                Ok(chosen) => DecisionOutcome::Passthrough(chosen.prefill.endpoint.clone()),
             };
         }
     }
 }
 
-impl Drop for Deciding<'_> {
+impl Drop for DecisionGuard<'_> {
     fn drop(&mut self) {
-        if let Some(facts) = self.of.span.root.facts() {
+        if let Some(facts) = self.attempt.span.root.attributes() {
             let end = self.end.unwrap_or_else(Instant::now);
-            let outcome = std::mem::replace(&mut self.outcome, Outcome::None);
-            let again = self.again.zip(self.of.again());
-            facts.decisions.lock().push(Decided { end, again, outcome });
+            let outcome = std::mem::replace(&mut self.outcome, DecisionOutcome::None);
+            let again = self.retry_started.zip(self.attempt.retry_cause());
+            facts.decisions.lock().push(DecisionSpan { end, retry: again, outcome });
         }
     }
 }
 
 /// A decision.
 #[derive(Debug)]
-pub(super) struct Decided {
+pub(super) struct DecisionSpan {
     end: Instant,
     /// When it began and why, if it is not the first.
-    again: Option<(Instant, Box<Again>)>,
-    outcome: Outcome,
+    retry: Option<(Instant, Box<RetryCause>)>,
+    outcome: DecisionOutcome,
 }
 
 #[derive(Debug)]
-enum Outcome {
+enum DecisionOutcome {
     /// The client left before.
     None,
     Refused(String),
     /// Without a decision of the scheduler's.
-    Entry(Arc<Endpoint>),
-    Reasons(Reasons),
+    Passthrough(Arc<UpstreamEndpoint>),
+    Decision(FleetDecision),
 }
 
-impl Decided {
+impl DecisionSpan {
     /// The first has begun at `start`.
-    pub(super) fn tell(&self, start: Instant, steps: &mut Steps<'_>) {
-        let start = self.again.as_ref().map_or(start, |(start, _)| *start);
-        steps.step("decide", (start, self.end), |notes| {
-            if let Some((_, again)) = &self.again {
-                again.tell(notes);
+    pub(super) fn write_span(&self, start: Instant, steps: &mut ChildSpans<'_>) {
+        let start = self.retry.as_ref().map_or(start, |(start, _)| *start);
+        steps.add("decide", (start, self.end), |notes| {
+            if let Some((_, again)) = &self.retry {
+                again.write_attributes(notes);
             }
             match &self.outcome {
-                Outcome::None => {}
-                Outcome::Refused(refusal) => notes.error(refusal),
-                Outcome::Entry(endpoint) => notes.set("moongate.entry", &*endpoint.id.0),
-                Outcome::Reasons(reasons) => explain(reasons, notes),
+                DecisionOutcome::None => {}
+                DecisionOutcome::Refused(refusal) => notes.error(refusal),
+                DecisionOutcome::Passthrough(endpoint) => notes.set("moongate.entry", &*endpoint.id.0),
+                DecisionOutcome::Decision(reasons) => write_decision(reasons, notes),
             }
         });
     }
 }
 
-fn explain(Reasons { decision, fleet }: &Reasons, notes: &mut Notes<'_>) {
+fn write_decision(FleetDecision { decision, fleet }: &FleetDecision, notes: &mut AttributeWriter<'_>) {
     let name = |ix| fleet.member(ix).map_or("", |member| &*member.endpoint.id.0);
     let why = &decision.explanation;
-    notes.set("moongate.entry", name(decision.route.entry()));
-    if let Route::Pair { decode, .. } = decision.route {
+    notes.set("moongate.entry", name(decision.route.prefill_instance()));
+    if let EngineRoute::Pair { decode, .. } = decision.route {
         notes.set("moongate.decode", name(decode));
     }
     notes.set("moongate.policy", why.policy.as_str());
@@ -111,14 +111,14 @@ fn explain(Reasons { decision, fleet }: &Reasons, notes: &mut Notes<'_>) {
     let candidates = cheapest.iter().map(|position| &why.candidates[*position]);
     notes.list("moongate.candidate.engine", candidates.clone().map(|candidate| name(candidate.instance)));
     notes.list("moongate.candidate.cost", candidates.clone().map(|candidate| candidate.cost));
-    let leading = candidates.map(|candidate| term(candidate.leading_term));
+    let leading = candidates.map(|candidate| term_name(candidate.leading_term));
     notes.list("moongate.candidate.leading_term", leading);
-    explain_terms(cheapest.iter().filter_map(|position| why.terms.get(*position)), notes);
+    write_terms(cheapest.iter().filter_map(|position| why.terms.get(*position)), notes);
 }
 
 /// One value for each candidate. Terms that are nothing for all go without saying.
-fn explain_terms<'a>(terms: impl Iterator<Item = &'a Terms> + Clone, notes: &mut Notes<'_>) {
-    let mut tell = |key: &'static str, seconds: fn(&Terms) -> f64| {
+fn write_terms<'a>(terms: impl Iterator<Item = &'a CostBreakdown> + Clone, notes: &mut AttributeWriter<'_>) {
+    let mut tell = |key: &'static str, seconds: fn(&CostBreakdown) -> f64| {
         let seconds = terms.clone().map(seconds);
         if seconds.clone().any(|seconds| seconds != 0.0) {
             notes.list(key, seconds);
@@ -138,11 +138,11 @@ fn explain_terms<'a>(terms: impl Iterator<Item = &'a Terms> + Clone, notes: &mut
     }
 }
 
-fn term(term: Term) -> &'static str {
+fn term_name(term: CostTerm) -> &'static str {
     match term {
-        Term::None => "none",
-        Term::Backlog => "backlog",
-        Term::Service => "service",
-        Term::Fetch => "fetch",
+        CostTerm::None => "none",
+        CostTerm::Backlog => "backlog",
+        CostTerm::Service => "service",
+        CostTerm::Fetch => "fetch",
     }
 }

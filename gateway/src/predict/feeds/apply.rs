@@ -2,35 +2,35 @@
 
 use std::sync::Arc;
 
-use mooncake_wire::events::{Batch, DecodeError, Event, Hashes, Medium};
-use moongate_scheduler::index::{EngineSlot, Namespace, Tier};
+use mooncake_wire::events::{BlockHashes, EngineEvent, EngineEventBatch, EventDecodeError, StorageMedium};
+use moongate_scheduler::index::{BlockHashNamespace, EngineCacheTier, EngineSlot};
 
 use crate::predict::index::KvIndex;
 
 /// Pages that are looked for before any is changed.
-const PAGES_AT_ONCE: usize = 64;
+const BLOCK_BATCH: usize = 64;
 
 /// Where one engine's events go.
 #[derive(Debug, Clone)]
-pub(super) struct Target {
+pub(super) struct EngineEventApplier {
     pub(super) index: Arc<KvIndex>,
     pub(super) slot: EngineSlot,
-    pub(super) namespace: Namespace,
+    pub(super) namespace: BlockHashNamespace,
 }
 
-impl Target {
+impl EngineEventApplier {
     /// Applies the batch in `payload`. Returns how many of its events could not be read.
-    pub(super) fn apply(&self, payload: &[u8]) -> Result<u64, DecodeError> {
+    pub(super) fn apply(&self, payload: &[u8]) -> Result<u64, EventDecodeError> {
         let mut unread = 0;
-        for event in Batch::decode(payload)?.events() {
+        for event in EngineEventBatch::decode(payload)?.events() {
             match event {
-                Ok(Event::Stored(stored)) if counts(stored.group) => {
+                Ok(EngineEvent::Stored(stored)) if counts(stored.group) => {
                     self.pages(stored.medium, stored.hashes, true);
                 }
-                Ok(Event::Removed(removed)) if counts(removed.group) => {
+                Ok(EngineEvent::Removed(removed)) if counts(removed.group) => {
                     self.pages(removed.medium, removed.hashes, false);
                 }
-                Ok(Event::Cleared(medium)) => self.clear(medium),
+                Ok(EngineEvent::Cleared(medium)) => self.clear(medium),
                 Ok(_) => {}
                 Err(_) => unread += 1,
             }
@@ -39,22 +39,22 @@ impl Target {
     }
 
     /// Forgets the engine's pages in a medium, or all of them.
-    pub(super) fn clear(&self, medium: Option<Medium<'_>>) {
+    pub(super) fn clear(&self, medium: Option<StorageMedium<'_>>) {
         let tiers = match medium {
-            None => &[Tier::L1, Tier::L2][..],
+            None => &[EngineCacheTier::L1, EngineCacheTier::L2][..],
             Some(medium) => match tier(Some(medium)) {
-                Some(Tier::L1) => &[Tier::L1][..],
-                Some(Tier::L2) => &[Tier::L2],
+                Some(EngineCacheTier::L1) => &[EngineCacheTier::L1][..],
+                Some(EngineCacheTier::L2) => &[EngineCacheTier::L2],
                 None => &[],
             },
         };
-        tiers.iter().for_each(|tier| self.index.change(|pages| pages.cleared(self.slot, *tier)));
+        tiers.iter().for_each(|tier| self.index.update(|pages| pages.clear_engine_tier(self.slot, *tier)));
     }
 
-    fn pages(&self, medium: Option<Medium<'_>>, hashes: Hashes<'_>, stored: bool) {
+    fn pages(&self, medium: Option<StorageMedium<'_>>, hashes: BlockHashes<'_>, stored: bool) {
         let Some(tier) = tier(medium) else { return };
         let mut keys = hashes.iter().map(|hash| self.namespace.key(hash.low64()));
-        let mut batch = [0; PAGES_AT_ONCE];
+        let mut batch = [0; BLOCK_BATCH];
         loop {
             let mut len = 0;
             for (place, key) in batch.iter_mut().zip(&mut keys) {
@@ -64,11 +64,11 @@ impl Target {
             if len == 0 {
                 return;
             }
-            self.index.change_pages(&batch[..len], |index, pages| {
+            self.index.update_blocks(&batch[..len], |index, pages| {
                 if stored {
-                    index.stored(self.slot, tier, pages);
+                    index.add_engine_blocks(self.slot, tier, pages);
                 } else {
-                    index.removed(self.slot, tier, pages);
+                    index.remove_engine_blocks(self.slot, tier, pages);
                 }
             });
         }
@@ -76,11 +76,11 @@ impl Target {
 }
 
 /// The tier of a medium; `None` for what is not the engine's own memory.
-fn tier(medium: Option<Medium<'_>>) -> Option<Tier> {
+fn tier(medium: Option<StorageMedium<'_>>) -> Option<EngineCacheTier> {
     match medium {
         // Old engines name none, and have nothing but device memory.
-        None | Some(Medium::Gpu) => Some(Tier::L1),
-        Some(Medium::Cpu | Medium::CpuPinned) => Some(Tier::L2),
+        None | Some(StorageMedium::Gpu) => Some(EngineCacheTier::L1),
+        Some(StorageMedium::Cpu | StorageMedium::CpuPinned) => Some(EngineCacheTier::L2),
         // The store's pages are known from its master.
         Some(_) => None,
     }
@@ -94,10 +94,10 @@ fn counts(group: Option<u32>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use moongate_scheduler::index::Hits;
+    use moongate_scheduler::index::IndexLookup;
 
     use super::*;
-    use crate::predict::index::EngineEntry;
+    use crate::predict::index::EngineSlotGuard;
 
     /// A recorded batch of SGLang: one page of 32 tokens stored in device memory, its hash -694835627279051526.
     const STORED: &str = include_str!("testdata/sglang-stored.hex");
@@ -111,17 +111,17 @@ mod tests {
     #[test]
     fn a_recorded_event_makes_a_hit_and_a_clear_ends_it() {
         let index = KvIndex::new(100);
-        let entry = EngineEntry::new(index.clone());
-        let namespace = Namespace::new(&["sglang", "tiny"]);
-        let target = Target { index: index.clone(), slot: entry.slot(), namespace };
+        let entry = EngineSlotGuard::new(index.clone());
+        let namespace = BlockHashNamespace::new(&["sglang", "tiny"]);
+        let target = EngineEventApplier { index: index.clone(), slot: entry.slot(), namespace };
         assert_eq!(target.apply(&bytes(STORED)).unwrap(), 0);
-        let mut hits = Hits::default();
+        let mut hits = IndexLookup::default();
         let key = namespace.key(HASH.cast_unsigned());
         index.lookup(&[key], &mut hits);
-        assert_eq!(hits.of(entry.slot()).l1, 1);
+        assert_eq!(hits.engine(entry.slot()).l1, 1);
         target.clear(None);
         index.lookup(&[key], &mut hits);
-        assert_eq!(hits.of(entry.slot()).l1, 0);
+        assert_eq!(hits.engine(entry.slot()).l1, 0);
         assert!(target.apply(b"garbage").is_err());
     }
 }

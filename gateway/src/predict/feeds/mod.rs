@@ -2,8 +2,8 @@
 
 mod apply;
 mod engine;
-mod follow;
+mod starter;
 mod store;
 
-pub(crate) use follow::{Feeds, follow_feeds};
-pub(crate) use store::{StoreSeen, StoreView};
+pub(crate) use starter::{FeedStarter, run_feeds};
+pub(crate) use store::{StoreView, StoreViewStatus};

@@ -3,18 +3,18 @@
 //! Engines answer with what they would make of the prompt themselves: vLLM at `…/render` and `/tokenize`, SGLang at `/tokenize`. A
 //! request waits for that no longer than a limit, and goes its way without a prediction if there is no answer.
 
-mod answer;
-mod asker;
+mod engine_tokenizer;
+mod methods;
 mod query;
-mod ways;
+mod response;
 
-pub(crate) use asker::EngineTokenizer;
-pub(super) use asker::Told;
-pub(crate) use ways::TokenizeWays;
+pub(crate) use engine_tokenizer::EngineTokenizer;
+pub(super) use engine_tokenizer::EngineTokens;
+pub(crate) use methods::TokenizeMethods;
 
 /// Why no engine told a prompt's tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NotTold {
+pub(crate) enum EngineTokenizeError {
     /// Reading it would take the engine too long.
     #[error("the request is too large to ask an engine for its tokens")]
     TooLarge,
@@ -29,22 +29,22 @@ pub(crate) enum NotTold {
     Timeout,
     /// The engine takes the request for wrong.
     #[error("the engine refused to tell its tokens")]
-    Refused,
+    Rejected,
     /// Something else went wrong with the asking.
     #[error("the engine failed to tell its tokens")]
     Failed,
 }
 
-impl NotTold {
+impl EngineTokenizeError {
     /// Short name for metrics.
     pub(super) fn name(self) -> &'static str {
         match self {
-            NotTold::TooLarge => "tokenize_too_large",
-            NotTold::NotOffered => "tokenize_not_offered",
-            NotTold::Busy => "tokenize_busy",
-            NotTold::Timeout => "tokenize_timeout",
-            NotTold::Refused => "tokenize_refused",
-            NotTold::Failed => "tokenize_failed",
+            EngineTokenizeError::TooLarge => "tokenize_too_large",
+            EngineTokenizeError::NotOffered => "tokenize_not_offered",
+            EngineTokenizeError::Busy => "tokenize_busy",
+            EngineTokenizeError::Timeout => "tokenize_timeout",
+            EngineTokenizeError::Rejected => "tokenize_refused",
+            EngineTokenizeError::Failed => "tokenize_failed",
         }
     }
 }

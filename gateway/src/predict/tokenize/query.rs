@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hash as _, Hasher as _};
 
 use bytes::Bytes;
-use moongate_discovery::Engine;
-use moongate_prompt::{ChatBody, TextBody, TextPrompt, Unpredictable};
+use moongate_discovery::EngineKind;
+use moongate_prompt::{ChatBody, PromptError, TextBody, TextPrompt};
 use serde_json::value::RawValue;
 
-use super::NotTold;
-use super::ways::Way;
-use crate::predict::tokens::Unknown;
-use crate::prompt::Api;
+use super::EngineTokenizeError;
+use super::methods::TokenizeMethod;
+use crate::predict::prompt_tokens::PredictionError;
+use crate::request_body::InferenceApi;
 
 /// Members that steer the answer, not the prompt. They are not sent: a `stream` changes how SGLang answers, and what the rest asks for
 /// may be refused. What is not listed is sent, or keeps a way from being used that does not know it.
-const NOT_OF_THE_PROMPT: [&str; 33] = [
+const IGNORED_MEMBERS: [&str; 33] = [
     "best_of",
     "cache_salt",
     "extra_key",
@@ -52,7 +52,7 @@ const NOT_OF_THE_PROMPT: [&str; 33] = [
 ];
 
 /// Members of a chat completion that vLLM's `/tokenize` knows too.
-const VLLM_TOKENIZES: [&str; 8] = [
+const VLLM_TOKENIZE_MEMBERS: [&str; 8] = [
     "add_generation_prompt",
     "add_special_tokens",
     "chat_template",
@@ -63,58 +63,73 @@ const VLLM_TOKENIZES: [&str; 8] = [
     "tools",
 ];
 /// Members that SGLang's `/tokenize` reads and its chat completions do not. All others it hands on to the latter's own code.
-const SGLANG_ONLY_TOKENIZES: [&str; 3] = ["add_generation_prompt", "add_special_tokens", "prompt"];
+const SGLANG_TOKENIZE_MEMBERS: [&str; 3] = ["add_generation_prompt", "add_special_tokens", "prompt"];
 /// Members of a completion that `/tokenize` knows.
-const TEXT: [&str; 4] = ["add_special_tokens", "model", "prompt", "text"];
+const TEXT_MEMBERS: [&str; 4] = ["add_special_tokens", "model", "prompt", "text"];
 
 /// One question for tokens.
 #[derive(Debug)]
-pub(super) struct Query<'a> {
-    engine: Engine,
+pub(super) struct TokenizeQuery<'a> {
+    engine: EngineKind,
     members: BTreeMap<String, &'a RawValue>,
     /// The ways that answer it as the engine would see it, the best first.
-    pub(super) ways: Vec<Way>,
+    pub(super) methods: Vec<TokenizeMethod>,
 }
 
-impl<'a> Query<'a> {
+impl<'a> TokenizeQuery<'a> {
     /// Reads the question from a request's body.
     ///
     /// # Errors
     /// The engine would not tell what the prompt becomes, or there is more than one.
-    pub(super) fn read(api: Api, engine: Engine, body: &'a [u8]) -> Result<Self, Unknown> {
+    pub(super) fn read(
+        api: InferenceApi,
+        engine: EngineKind,
+        body: &'a [u8],
+    ) -> Result<Self, PredictionError> {
         check(api, engine, body)?;
         let mut members: BTreeMap<String, &RawValue> = serde_json::from_slice(body)
-            .map_err(|error| Unknown::Prompt(Unpredictable::Refused(error.to_string())))?;
-        members.retain(|name, value| value.get() != "null" && !NOT_OF_THE_PROMPT.contains(&name.as_str()));
-        let mut query = Self { engine, members, ways: Vec::new() };
-        query.ways = query.usable_ways(api);
-        if query.ways.is_empty() { Err(Unknown::NotTold(NotTold::NotOffered)) } else { Ok(query) }
+            .map_err(|error| PredictionError::Prompt(PromptError::Malformed(error.to_string())))?;
+        members.retain(|name, value| value.get() != "null" && !IGNORED_MEMBERS.contains(&name.as_str()));
+        let mut query = Self { engine, members, methods: Vec::new() };
+        query.methods = query.usable_methods(api);
+        if query.methods.is_empty() {
+            Err(PredictionError::EngineTokenize(EngineTokenizeError::NotOffered))
+        } else {
+            Ok(query)
+        }
     }
 
-    fn usable_ways(&self, api: Api) -> Vec<Way> {
+    fn usable_methods(&self, api: InferenceApi) -> Vec<TokenizeMethod> {
         let only = |known: &[&str]| self.members.keys().all(|name| known.contains(&name.as_str()));
         match (self.engine, api) {
-            (Engine::Vllm, Api::Chat) => {
-                let known = self
-                    .members
-                    .iter()
-                    .all(|(name, value)| VLLM_TOKENIZES.contains(&name.as_str()) || is_default(name, value));
-                [Some(Way::RenderChat), known.then_some(Way::TokenizeChat)].into_iter().flatten().collect()
-            }
-            (Engine::Vllm, Api::Completions) => {
-                [Some(Way::RenderText), only(&TEXT).then_some(Way::TokenizeText)]
+            (EngineKind::Vllm, InferenceApi::Chat) => {
+                let known = self.members.iter().all(|(name, value)| {
+                    VLLM_TOKENIZE_MEMBERS.contains(&name.as_str()) || is_default(name, value)
+                });
+                [Some(TokenizeMethod::RenderChat), known.then_some(TokenizeMethod::TokenizeChat)]
                     .into_iter()
                     .flatten()
                     .collect()
             }
-            (Engine::Sglang, Api::Chat) => vec![Way::TokenizeChat],
-            (Engine::Sglang, Api::Completions | Api::Generate) if only(&TEXT) => vec![Way::TokenizeText],
+            (EngineKind::Vllm, InferenceApi::Completions) => [
+                Some(TokenizeMethod::RenderText),
+                only(&TEXT_MEMBERS).then_some(TokenizeMethod::TokenizeText),
+            ]
+            .into_iter()
+            .flatten()
+            .collect(),
+            (EngineKind::Sglang, InferenceApi::Chat) => vec![TokenizeMethod::TokenizeChat],
+            (EngineKind::Sglang, InferenceApi::Completions | InferenceApi::Generate)
+                if only(&TEXT_MEMBERS) =>
+            {
+                vec![TokenizeMethod::TokenizeText]
+            }
             _ => Vec::new(),
         }
     }
 
     /// Equal for requests whose prompts are equal in an engine of this kind.
-    pub(super) fn hash(&self, api: Api, model: &str, hasher: &impl BuildHasher) -> u64 {
+    pub(super) fn hash(&self, api: InferenceApi, model: &str, hasher: &impl BuildHasher) -> u64 {
         let mut state = hasher.build_hasher();
         (self.engine, api, model).hash(&mut state);
         for (name, value) in &self.members {
@@ -124,13 +139,13 @@ impl<'a> Query<'a> {
     }
 
     /// The body to send.
-    pub(super) fn body(&self, way: Way) -> Bytes {
+    pub(super) fn body(&self, way: TokenizeMethod) -> Bytes {
         let mut body = Vec::with_capacity(
             2 + self.members.iter().map(|(name, value)| name.len() + value.get().len() + 4).sum::<usize>(),
         );
         for (name, value) in self.members.iter().filter(|(name, value)| self.sends(way, name, value)) {
             // SGLang's `/generate` has another name for it.
-            let name = if way == Way::TokenizeText && name == "text" { "prompt" } else { name };
+            let name = if way == TokenizeMethod::TokenizeText && name == "text" { "prompt" } else { name };
             body.push(if body.is_empty() { b'{' } else { b',' });
             body.extend_from_slice(serde_json::Value::from(name).to_string().as_bytes());
             body.push(b':');
@@ -140,10 +155,10 @@ impl<'a> Query<'a> {
         body.into()
     }
 
-    fn sends(&self, way: Way, name: &str, value: &RawValue) -> bool {
+    fn sends(&self, way: TokenizeMethod, name: &str, value: &RawValue) -> bool {
         match (way, self.engine) {
-            (Way::TokenizeChat, Engine::Sglang) => !SGLANG_ONLY_TOKENIZES.contains(&name),
-            (Way::TokenizeChat, Engine::Vllm) => !is_default(name, value),
+            (TokenizeMethod::TokenizeChat, EngineKind::Sglang) => !SGLANG_TOKENIZE_MEMBERS.contains(&name),
+            (TokenizeMethod::TokenizeChat, EngineKind::Vllm) => !is_default(name, value),
             _ => true,
         }
     }
@@ -155,22 +170,22 @@ fn is_default(name: &str, value: &RawValue) -> bool {
 }
 
 /// Refuses what an engine could only tell wrongly.
-fn check(api: Api, engine: Engine, body: &[u8]) -> Result<(), Unknown> {
+fn check(api: InferenceApi, engine: EngineKind, body: &[u8]) -> Result<(), PredictionError> {
     match api {
-        Api::Chat => {
-            let chat = ChatBody::parse(body).map_err(Unknown::Prompt)?;
-            if engine == Engine::Sglang && chat.has_input_ids() {
-                return Err(Unknown::Prompt(Unpredictable::Unknown("input_ids")));
+        InferenceApi::Chat => {
+            let chat = ChatBody::parse(body).map_err(PredictionError::Prompt)?;
+            if engine == EngineKind::Sglang && chat.has_input_ids() {
+                return Err(PredictionError::Prompt(PromptError::UnsupportedMember("input_ids")));
             }
-            chat.check_text().map_err(Unknown::Prompt)
+            chat.check_text().map_err(PredictionError::Prompt)
         }
-        Api::Completions | Api::Generate => {
-            match TextBody::parse(body).map_err(Unknown::Prompt)?.prompts.as_slice() {
+        InferenceApi::Completions | InferenceApi::Generate => {
+            match TextBody::parse(body).map_err(PredictionError::Prompt)?.prompts.as_slice() {
                 [TextPrompt::Text(_)] => Ok(()),
-                _ => Err(Unknown::Batch),
+                _ => Err(PredictionError::NotSinglePrompt),
             }
         }
-        Api::Other => Err(Unknown::Batch),
+        InferenceApi::Other => Err(PredictionError::NotSinglePrompt),
     }
 }
 
@@ -182,10 +197,18 @@ mod tests {
 
     use super::*;
 
-    fn asked(engine: Engine, api: Api, body: &Value) -> Result<Vec<(Way, Value)>, Unknown> {
+    fn query_bodies(
+        engine: EngineKind,
+        api: InferenceApi,
+        body: &Value,
+    ) -> Result<Vec<(TokenizeMethod, Value)>, PredictionError> {
         let body = body.to_string();
-        let query = Query::read(api, engine, body.as_bytes())?;
-        Ok(query.ways.iter().map(|way| (*way, serde_json::from_slice(&query.body(*way)).unwrap())).collect())
+        let query = TokenizeQuery::read(api, engine, body.as_bytes())?;
+        Ok(query
+            .methods
+            .iter()
+            .map(|way| (*way, serde_json::from_slice(&query.body(*way)).unwrap()))
+            .collect())
     }
 
     fn chat(more: &Value) -> Value {
@@ -198,49 +221,73 @@ mod tests {
     #[test]
     fn what_decides_on_the_prompt_is_sent_and_nothing_else() {
         let plain = json!({"model": "m", "messages": [{"role": "user", "content": "a \" b"}]});
-        let ways = asked(Engine::Vllm, Api::Chat, &chat(&json!({}))).unwrap();
-        assert_eq!(ways, [(Way::RenderChat, plain.clone()), (Way::TokenizeChat, plain.clone())]);
+        let ways = query_bodies(EngineKind::Vllm, InferenceApi::Chat, &chat(&json!({}))).unwrap();
+        assert_eq!(
+            ways,
+            [(TokenizeMethod::RenderChat, plain.clone()), (TokenizeMethod::TokenizeChat, plain.clone())]
+        );
         let more = chat(&json!({"add_generation_prompt": true, "reasoning_effort": "low"}));
-        let ways = asked(Engine::Sglang, Api::Chat, &more).unwrap();
+        let ways = query_bodies(EngineKind::Sglang, InferenceApi::Chat, &more).unwrap();
         let mut expected = plain;
         expected["reasoning_effort"] = json!("low");
-        assert_eq!(ways, [(Way::TokenizeChat, expected)]);
+        assert_eq!(ways, [(TokenizeMethod::TokenizeChat, expected)]);
     }
 
     #[test]
-    fn a_way_that_does_not_know_a_member_is_not_used() {
-        let ways = |engine, more: Value| -> Vec<Way> {
-            asked(engine, Api::Chat, &chat(&more)).unwrap().into_iter().map(|(way, _)| way).collect()
+    fn a_method_without_a_member_is_not_used() {
+        let ways = |engine, more: Value| -> Vec<TokenizeMethod> {
+            query_bodies(engine, InferenceApi::Chat, &chat(&more))
+                .unwrap()
+                .into_iter()
+                .map(|(way, _)| way)
+                .collect()
         };
-        assert_eq!(ways(Engine::Vllm, json!({"reasoning_effort": "low"})), [Way::RenderChat]);
-        assert_eq!(ways(Engine::Vllm, json!({"tool_choice": "none", "tools": []})), [Way::RenderChat]);
-        let auto = ways(Engine::Vllm, json!({"tool_choice": "auto", "tools": []}));
-        assert_eq!(auto, [Way::RenderChat, Way::TokenizeChat]);
+        assert_eq!(ways(EngineKind::Vllm, json!({"reasoning_effort": "low"})), [TokenizeMethod::RenderChat]);
+        assert_eq!(
+            ways(EngineKind::Vllm, json!({"tool_choice": "none", "tools": []})),
+            [TokenizeMethod::RenderChat]
+        );
+        let auto = ways(EngineKind::Vllm, json!({"tool_choice": "auto", "tools": []}));
+        assert_eq!(auto, [TokenizeMethod::RenderChat, TokenizeMethod::TokenizeChat]);
     }
 
     #[test]
-    fn texts_are_asked_for_under_the_name_that_tokenize_knows() {
+    fn texts_use_the_member_name_of_tokenize() {
         let body = json!({"text": "abc", "sampling_params": {"n": 1}, "stream": true});
-        let expected = [(Way::TokenizeText, json!({"prompt": "abc"}))];
-        assert_eq!(asked(Engine::Sglang, Api::Generate, &body).unwrap(), expected);
+        let expected = [(TokenizeMethod::TokenizeText, json!({"prompt": "abc"}))];
+        assert_eq!(query_bodies(EngineKind::Sglang, InferenceApi::Generate, &body).unwrap(), expected);
         let body = json!({"prompt": "abc", "model": "m", "echo": true});
-        let render = asked(Engine::Vllm, Api::Completions, &body).unwrap();
-        assert_eq!(render, [(Way::RenderText, body.clone())], "it might matter");
-        let not_offered = Unknown::NotTold(NotTold::NotOffered);
-        assert_eq!(asked(Engine::Sglang, Api::Completions, &body), Err(not_offered.clone()));
-        assert_eq!(asked(Engine::Vllm, Api::Generate, &json!({"text": "abc"})), Err(not_offered));
+        let render = query_bodies(EngineKind::Vllm, InferenceApi::Completions, &body).unwrap();
+        assert_eq!(render, [(TokenizeMethod::RenderText, body.clone())], "it might matter");
+        let not_offered = PredictionError::EngineTokenize(EngineTokenizeError::NotOffered);
+        assert_eq!(
+            query_bodies(EngineKind::Sglang, InferenceApi::Completions, &body),
+            Err(not_offered.clone())
+        );
+        assert_eq!(
+            query_bodies(EngineKind::Vllm, InferenceApi::Generate, &json!({"text": "abc"})),
+            Err(not_offered)
+        );
     }
 
     #[test]
-    fn what_engines_would_tell_wrongly_is_not_asked() {
+    fn unreliable_prompts_are_not_queried() {
         let image = chat(&json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}));
-        for engine in [Engine::Sglang, Engine::Vllm] {
-            let refused = asked(engine, Api::Chat, &image);
-            assert!(matches!(refused, Err(Unknown::Prompt(Unpredictable::Multimodal(_)))), "{refused:?}");
+        for engine in [EngineKind::Sglang, EngineKind::Vllm] {
+            let refused = query_bodies(engine, InferenceApi::Chat, &image);
+            assert!(
+                matches!(refused, Err(PredictionError::Prompt(PromptError::Multimodal(_)))),
+                "{refused:?}"
+            );
             let batch = json!({"prompt": ["a", "b"]});
-            assert_eq!(asked(engine, Api::Completions, &batch), Err(Unknown::Batch));
+            assert_eq!(
+                query_bodies(engine, InferenceApi::Completions, &batch),
+                Err(PredictionError::NotSinglePrompt)
+            );
         }
-        assert!(asked(Engine::Sglang, Api::Chat, &chat(&json!({"input_ids": [1]}))).is_err());
+        assert!(
+            query_bodies(EngineKind::Sglang, InferenceApi::Chat, &chat(&json!({"input_ids": [1]}))).is_err()
+        );
     }
 
     #[test]
@@ -248,11 +295,17 @@ mod tests {
         let hasher = RandomState::new();
         let hash = |api, engine, body: &Value| {
             let body = body.to_string();
-            Query::read(api, engine, body.as_bytes()).unwrap().hash(api, "m", &hasher)
+            TokenizeQuery::read(api, engine, body.as_bytes()).unwrap().hash(api, "m", &hasher)
         };
-        let one = hash(Api::Chat, Engine::Vllm, &chat(&json!({})));
-        assert_eq!(hash(Api::Chat, Engine::Vllm, &chat(&json!({"temperature": 0.1, "n": 2}))), one);
-        assert_ne!(hash(Api::Chat, Engine::Sglang, &chat(&json!({}))), one);
-        assert_ne!(hash(Api::Chat, Engine::Vllm, &chat(&json!({"chat_template_kwargs": {"a": 1}}))), one);
+        let one = hash(InferenceApi::Chat, EngineKind::Vllm, &chat(&json!({})));
+        assert_eq!(
+            hash(InferenceApi::Chat, EngineKind::Vllm, &chat(&json!({"temperature": 0.1, "n": 2}))),
+            one
+        );
+        assert_ne!(hash(InferenceApi::Chat, EngineKind::Sglang, &chat(&json!({}))), one);
+        assert_ne!(
+            hash(InferenceApi::Chat, EngineKind::Vllm, &chat(&json!({"chat_template_kwargs": {"a": 1}}))),
+            one
+        );
     }
 }

@@ -8,7 +8,7 @@ mod read;
 mod tasks;
 mod write;
 
-use crate::fact::{RemoveCause, StoreCause, UnmountCause};
+use crate::change::{RemoveCause, StoreCause, UnmountCause};
 
 pub use read::decode;
 pub use write::encode;
@@ -16,14 +16,14 @@ pub use write::encode;
 /// The form that is written; the only one that is read.
 const VERSION: u8 = 2;
 /// The most replicas of an object in a fact.
-const MAX_PLACES: u64 = 1024;
+const MAX_LOCATIONS: u64 = 1024;
 
 /// Bytes that are not a fact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DecodeError {
+pub enum StateChangeDecodeError {
     /// They end too early. With more bytes they may be one.
     #[error("the bytes end in the middle of a fact")]
-    Short,
+    Truncated,
     /// A later release wrote them, or they are something else.
     #[error("version {0} of facts is not known")]
     Version(u8),
@@ -35,25 +35,25 @@ pub enum DecodeError {
 /// Kinds of facts, by their byte.
 mod kind {
     pub(super) const MOUNTED: u8 = 1;
-    pub(super) const STATUS: u8 = 2;
+    pub(super) const SEGMENT_STATUS: u8 = 2;
     pub(super) const UNMOUNTED: u8 = 3;
-    pub(super) const SILENT: u8 = 4;
-    pub(super) const BACK: u8 = 5;
-    pub(super) const GONE: u8 = 6;
+    pub(super) const CLIENT_SILENT: u8 = 4;
+    pub(super) const CLIENT_RECOVERED: u8 = 5;
+    pub(super) const CLIENT_EXPIRED: u8 = 6;
     pub(super) const STARTED: u8 = 7;
     pub(super) const STORED: u8 = 8;
     pub(super) const REMOVED: u8 = 9;
-    pub(super) const HELD: u8 = 10;
+    pub(super) const QUARANTINED: u8 = 10;
     pub(super) const RELEASED: u8 = 11;
     pub(super) const QUOTA: u8 = 12;
     pub(super) const DISK_MOUNTED: u8 = 13;
     pub(super) const DISK_UNMOUNTED: u8 = 14;
-    pub(super) const TRANSFERRING: u8 = 32;
-    pub(super) const TRANSFER_OVER: u8 = 33;
+    pub(super) const TRANSFER_STARTED: u8 = 32;
+    pub(super) const TRANSFER_ENDED: u8 = 33;
     pub(super) const TASK: u8 = 34;
     pub(super) const DRAIN_JOB: u8 = 35;
-    pub(super) const DRAIN_MOVE: u8 = 36;
-    pub(super) const DRAIN_MOVED: u8 = 37;
+    pub(super) const DRAIN_MOVE_STARTED: u8 = 36;
+    pub(super) const DRAIN_MOVE_ENDED: u8 = 37;
 }
 
 const STORE_CAUSES: [StoreCause; 7] = [
@@ -61,8 +61,8 @@ const STORE_CAUSES: [StoreCause; 7] = [
     StoreCause::Replicas,
     StoreCause::Snapshot,
     StoreCause::Offloaded,
-    StoreCause::DiskLost,
-    StoreCause::OnlyOnDisk,
+    StoreCause::DiskCopyLost,
+    StoreCause::MemoryEvicted,
     StoreCause::Promoted,
 ];
 const REMOVE_CAUSES: [RemoveCause; 7] = [
@@ -70,7 +70,7 @@ const REMOVE_CAUSES: [RemoveCause; 7] = [
     RemoveCause::Cleared,
     RemoveCause::Evicted,
     RemoveCause::Revoked,
-    RemoveCause::Unended,
+    RemoveCause::PutTimedOut,
     RemoveCause::Replaced,
     RemoveCause::SegmentLost,
 ];
@@ -86,7 +86,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fact::{DrainState, Fact, Media, ObjectState, OnDisk, Place, TaskState, TransferState};
+    use crate::change::{
+        DiskCopyState, DrainJobState, ObjectState, ReplicaLocation, StateChange, StorageTiers, TaskState,
+        TransferState,
+    };
 
     fn id() -> impl Strategy<Value = Uuid> {
         any::<(u64, u64)>().prop_map(|(first, second)| Uuid { first, second })
@@ -100,8 +103,9 @@ mod tests {
         let place = (any::<u64>(), id(), any::<u64>());
         let places = proptest::collection::vec(place, 0..4);
         let pins = (any::<bool>(), any::<Option<u64>>(), proptest::option::of(text()));
-        let on_disk = (any::<[u64; 2]>(), id(), text())
-            .prop_map(|([replica, size], client, endpoint)| OnDisk { replica, client, size, endpoint });
+        let on_disk = (any::<[u64; 2]>(), id(), text()).prop_map(|([replica, size], client, endpoint)| {
+            DiskCopyState { replica, client, size, endpoint }
+        });
         let copies = (places, proptest::option::of(on_disk));
         (text(), text(), any::<[u64; 2]>(), id(), copies, any::<Option<u64>>(), pins).prop_map(
             |(
@@ -113,14 +117,14 @@ mod tests {
                 checksum,
                 (hard_pin, soft_pin_until_ms, group),
             )| {
-                let place = |(replica, segment, offset)| Place { replica, segment, offset };
+                let place = |(replica, segment, offset)| ReplicaLocation { replica, segment, offset };
                 ObjectState {
                     tenant,
                     key,
                     size,
                     client,
-                    places: places.into_iter().map(place).collect(),
-                    on_disk,
+                    locations: places.into_iter().map(place).collect(),
+                    disk_copy: on_disk,
                     checksum,
                     hard_pin,
                     soft_pin_until_ms,
@@ -131,28 +135,26 @@ mod tests {
         )
     }
 
-    fn work() -> impl Strategy<Value = Fact<'static>> {
-        let place = (any::<u64>(), id(), any::<u64>()).prop_map(|(replica, segment, offset)| Place {
-            replica,
-            segment,
-            offset,
-        });
+    fn work() -> impl Strategy<Value = StateChange<'static>> {
+        let place = (any::<u64>(), id(), any::<u64>())
+            .prop_map(|(replica, segment, offset)| ReplicaLocation { replica, segment, offset });
         let places = proptest::collection::vec(place, 0..4);
         let plan = proptest::option::of((id(), any::<u64>()));
         let names = || proptest::collection::vec(any::<String>(), 0..4);
         prop_oneof![
             ([text(), text()], id(), any::<([u64; 2], bool)>(), plan, places).prop_map(
-                |([tenant, key], client, ([source, since_ms], moves), plan, places)| {
-                    let places = Cow::Owned(places);
-                    let state = TransferState { tenant, key, client, source, moves, since_ms, plan, places };
-                    Fact::Transferring(state)
+                |([tenant, key], client, ([source, since_ms], is_move), lease, locations)| {
+                    let locations = Cow::Owned(locations);
+                    let state =
+                        TransferState { tenant, key, client, source, is_move, since_ms, lease, locations };
+                    StateChange::TransferStarted(state)
                 }
             ),
-            [text(), text()].prop_map(|[tenant, key]| Fact::TransferOver { tenant, key }),
+            [text(), text()].prop_map(|[tenant, key]| StateChange::TransferEnded { tenant, key }),
             ([id(), id()], any::<[i32; 2]>(), [text(), text()], any::<[u64; 2]>()).prop_map(
                 |([id, client], [task_type, status], [payload, message], [created_at_ms, updated_at_ms])| {
                     let (task_type, status) = (TaskType(task_type), TaskStatus(status));
-                    Fact::Task(TaskState {
+                    StateChange::Task(TaskState {
                         id,
                         task_type,
                         status,
@@ -168,7 +170,7 @@ mod tests {
                 |(id, [segments, targets], status, numbers, message)| {
                     let [concurrency, created_at_ms, updated_at_ms, succeeded, failed, blocked, moved_bytes] =
                         numbers;
-                    Fact::DrainJob(DrainState {
+                    StateChange::DrainJob(DrainJobState {
                         id,
                         segments: segments.into(),
                         targets: targets.into(),
@@ -185,53 +187,54 @@ mod tests {
                 }
             ),
             ([id(), id()], [text(), text()], any::<u64>()).prop_map(|([job, task], [tenant, key], size)| {
-                Fact::DrainMove { job, task, tenant, key, size }
+                StateChange::DrainMoveStarted { job, task, tenant, key, size }
             }),
-            ([id(), id()], [text(), text()], any::<u32>()).prop_map(|([job, task], [tenant, key], tries)| {
-                Fact::DrainMoved { job, task, tenant, key, tries }
-            }),
+            ([id(), id()], [text(), text()], any::<u32>()).prop_map(
+                |([job, task], [tenant, key], attempts)| {
+                    StateChange::DrainMoveEnded { job, task, tenant, key, attempts }
+                }
+            ),
         ]
     }
 
-    fn fact() -> impl Strategy<Value = Fact<'static>> {
+    fn fact() -> impl Strategy<Value = StateChange<'static>> {
         let mounted = (id(), [text(), text(), text(), text()], any::<[u64; 3]>(), id()).prop_map(
             |(id, [name, te_endpoint, protocol, host_id], [base, size, at_ms], client)| {
                 let segment = Segment { id, name, base, size, te_endpoint, protocol, host_id };
-                Fact::SegmentMounted { segment, client, at_ms }
+                StateChange::SegmentMounted { segment, client, at_ms }
             },
         );
         prop_oneof![
             mounted,
             (id(), any::<i32>(), any::<Option<u64>>()).prop_map(|(segment, status, until_ms)| {
-                Fact::SegmentStatus { segment, status: SegmentStatus(status), until_ms }
+                StateChange::SegmentStatus { segment, status: SegmentStatus(status), until_ms }
             }),
-            (id(), 0..UNMOUNT_CAUSES.len())
-                .prop_map(|(segment, at)| Fact::SegmentUnmounted { segment, cause: UNMOUNT_CAUSES[at] }),
-            (id(), any::<u64>()).prop_map(|(client, at_ms)| Fact::ClientSilent { client, at_ms }),
-            (id(), any::<u64>()).prop_map(|(client, at_ms)| Fact::ClientBack { client, at_ms }),
-            id().prop_map(|client| Fact::ClientGone { client }),
-            id().prop_map(|client| Fact::DiskMounted { client }),
-            id().prop_map(|client| Fact::DiskUnmounted { client }),
-            object().prop_map(Fact::Started),
+            (id(), 0..UNMOUNT_CAUSES.len()).prop_map(|(segment, at)| StateChange::SegmentUnmounted {
+                segment,
+                cause: UNMOUNT_CAUSES[at]
+            }),
+            (id(), any::<u64>()).prop_map(|(client, at_ms)| StateChange::ClientSilent { client, at_ms }),
+            (id(), any::<u64>()).prop_map(|(client, at_ms)| StateChange::ClientRecovered { client, at_ms }),
+            id().prop_map(|client| StateChange::ClientExpired { client }),
+            id().prop_map(|client| StateChange::DiskMounted { client }),
+            id().prop_map(|client| StateChange::DiskUnmounted { client }),
+            object().prop_map(StateChange::ObjectStarted),
             (object(), 0..STORE_CAUSES.len())
-                .prop_map(|(object, at)| Fact::Stored { object, cause: STORE_CAUSES[at] }),
+                .prop_map(|(object, at)| StateChange::ObjectStored { object, cause: STORE_CAUSES[at] }),
             (text(), text(), proptest::option::of(text()), any::<[bool; 2]>(), 0..REMOVE_CAUSES.len())
-                .prop_map(|(tenant, key, group, [memory, disk], at)| Fact::Removed {
+                .prop_map(|(tenant, key, group, [memory, disk], at)| StateChange::Removed {
                     tenant,
                     key,
                     group,
-                    was: Media { memory, disk },
+                    tiers: StorageTiers { memory, disk },
                     cause: REMOVE_CAUSES[at]
                 }),
-            (id(), any::<[u64; 3]>()).prop_map(|(segment, [offset, size, until_ms])| Fact::Held {
-                segment,
-                offset,
-                size,
-                until_ms
+            (id(), any::<[u64; 3]>()).prop_map(|(segment, [offset, size, until_ms])| {
+                StateChange::RangeQuarantined { segment, offset, size, until_ms }
             }),
-            (id(), any::<u64>()).prop_map(|(segment, offset)| Fact::Released { segment, offset }),
+            (id(), any::<u64>()).prop_map(|(segment, offset)| StateChange::RangeReleased { segment, offset }),
             (text(), any::<Option<u64>>())
-                .prop_map(|(tenant, requested)| Fact::TenantQuota { tenant, requested }),
+                .prop_map(|(tenant, requested)| StateChange::TenantQuota { tenant, requested }),
             work(),
         ]
     }
@@ -242,7 +245,7 @@ mod tests {
             let mut bytes = Vec::new();
             encode(&fact, &mut bytes);
             for length in 0..bytes.len() {
-                prop_assert_eq!(decode(&bytes[..length]), Err(DecodeError::Short));
+                prop_assert_eq!(decode(&bytes[..length]), Err(StateChangeDecodeError::Truncated));
             }
             bytes.extend(&rest);
             prop_assert_eq!(decode(&bytes), Ok((fact, &rest[..])));
@@ -258,7 +261,7 @@ mod tests {
 
     #[test]
     fn other_versions_are_refused() {
-        assert_eq!(decode(&[1, 6]), Err(DecodeError::Version(1)));
-        assert_eq!(decode(&[VERSION, 99]), Err(DecodeError::Value("kind")));
+        assert_eq!(decode(&[1, 6]), Err(StateChangeDecodeError::Version(1)));
+        assert_eq!(decode(&[VERSION, 99]), Err(StateChangeDecodeError::Value("kind")));
     }
 }

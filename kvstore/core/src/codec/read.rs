@@ -4,76 +4,80 @@ use std::borrow::Cow;
 
 use mooncake_wire::types::{Segment, SegmentStatus, Uuid};
 
-use super::{DecodeError, MAX_PLACES, REMOVE_CAUSES, STORE_CAUSES, UNMOUNT_CAUSES, VERSION, kind, tasks};
-use crate::fact::{Fact, Media, ObjectState, OnDisk, Place};
+use super::{
+    MAX_LOCATIONS, REMOVE_CAUSES, STORE_CAUSES, StateChangeDecodeError, UNMOUNT_CAUSES, VERSION, kind, tasks,
+};
+use crate::change::{DiskCopyState, ObjectState, ReplicaLocation, StateChange, StorageTiers};
 
 /// Takes a fact off the beginning of some bytes; what follows it is returned too.
 ///
 /// # Errors
 /// When the bytes do not begin with a fact.
-pub fn decode(bytes: &[u8]) -> Result<(Fact<'_>, &[u8]), DecodeError> {
-    let mut reader = Reader(bytes);
+pub fn decode(bytes: &[u8]) -> Result<(StateChange<'_>, &[u8]), StateChangeDecodeError> {
+    let mut reader = StateChangeReader(bytes);
     let version = reader.byte()?;
     if version != VERSION {
-        return Err(DecodeError::Version(version));
+        return Err(StateChangeDecodeError::Version(version));
     }
     let fact = match reader.byte()? {
         kind::MOUNTED => reader.mounted()?,
-        kind::STATUS => {
+        kind::SEGMENT_STATUS => {
             let (segment, status) = (reader.id()?, reader.number()?);
-            let status = u32::try_from(status).map_err(|_| DecodeError::Value("status"))?;
+            let status = u32::try_from(status).map_err(|_| StateChangeDecodeError::Value("status"))?;
             let until_ms = reader.option()?;
-            Fact::SegmentStatus { segment, status: SegmentStatus(status.cast_signed()), until_ms }
+            StateChange::SegmentStatus { segment, status: SegmentStatus(status.cast_signed()), until_ms }
         }
         kind::UNMOUNTED => {
-            Fact::SegmentUnmounted { segment: reader.id()?, cause: reader.cause(&UNMOUNT_CAUSES)? }
+            StateChange::SegmentUnmounted { segment: reader.id()?, cause: reader.cause(&UNMOUNT_CAUSES)? }
         }
-        kind::SILENT => Fact::ClientSilent { client: reader.id()?, at_ms: reader.number()? },
-        kind::BACK => Fact::ClientBack { client: reader.id()?, at_ms: reader.number()? },
-        kind::GONE => Fact::ClientGone { client: reader.id()? },
-        kind::STARTED => Fact::Started(reader.object()?),
+        kind::CLIENT_SILENT => StateChange::ClientSilent { client: reader.id()?, at_ms: reader.number()? },
+        kind::CLIENT_RECOVERED => {
+            StateChange::ClientRecovered { client: reader.id()?, at_ms: reader.number()? }
+        }
+        kind::CLIENT_EXPIRED => StateChange::ClientExpired { client: reader.id()? },
+        kind::STARTED => StateChange::ObjectStarted(reader.object()?),
         kind::STORED => {
             let cause = reader.cause(&STORE_CAUSES)?;
-            Fact::Stored { object: reader.object()?, cause }
+            StateChange::ObjectStored { object: reader.object()?, cause }
         }
-        kind::REMOVED => Fact::Removed {
+        kind::REMOVED => StateChange::Removed {
             tenant: reader.text()?,
             key: reader.text()?,
             group: reader.optional_text()?,
-            was: Media { memory: reader.flag()?, disk: reader.flag()? },
+            tiers: StorageTiers { memory: reader.flag()?, disk: reader.flag()? },
             cause: reader.cause(&REMOVE_CAUSES)?,
         },
-        kind::HELD => Fact::Held {
+        kind::QUARANTINED => StateChange::RangeQuarantined {
             segment: reader.id()?,
             offset: reader.number()?,
             size: reader.number()?,
             until_ms: reader.number()?,
         },
-        kind::RELEASED => Fact::Released { segment: reader.id()?, offset: reader.number()? },
-        kind::QUOTA => Fact::TenantQuota { tenant: reader.text()?, requested: reader.option()? },
-        kind::DISK_MOUNTED => Fact::DiskMounted { client: reader.id()? },
-        kind::DISK_UNMOUNTED => Fact::DiskUnmounted { client: reader.id()? },
+        kind::RELEASED => StateChange::RangeReleased { segment: reader.id()?, offset: reader.number()? },
+        kind::QUOTA => StateChange::TenantQuota { tenant: reader.text()?, requested: reader.option()? },
+        kind::DISK_MOUNTED => StateChange::DiskMounted { client: reader.id()? },
+        kind::DISK_UNMOUNTED => StateChange::DiskUnmounted { client: reader.id()? },
         other => tasks::read(&mut reader, other)?,
     };
     Ok((fact, reader.0))
 }
 
-pub(super) struct Reader<'a>(&'a [u8]);
+pub(super) struct StateChangeReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
-    fn take(&mut self, count: usize) -> Result<&'a [u8], DecodeError> {
-        let (taken, rest) = self.0.split_at_checked(count).ok_or(DecodeError::Short)?;
+impl<'a> StateChangeReader<'a> {
+    fn take(&mut self, count: usize) -> Result<&'a [u8], StateChangeDecodeError> {
+        let (taken, rest) = self.0.split_at_checked(count).ok_or(StateChangeDecodeError::Truncated)?;
         self.0 = rest;
         Ok(taken)
     }
 
-    fn byte(&mut self) -> Result<u8, DecodeError> {
-        let (byte, rest) = self.0.split_first().ok_or(DecodeError::Short)?;
+    fn byte(&mut self) -> Result<u8, StateChangeDecodeError> {
+        let (byte, rest) = self.0.split_first().ok_or(StateChangeDecodeError::Truncated)?;
         self.0 = rest;
         Ok(*byte)
     }
 
-    pub(super) fn number(&mut self) -> Result<u64, DecodeError> {
+    pub(super) fn number(&mut self) -> Result<u64, StateChangeDecodeError> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {
             let byte = self.byte()?;
@@ -86,60 +90,60 @@ impl<'a> Reader<'a> {
                 return Ok(number);
             }
         }
-        Err(DecodeError::Value("number"))
+        Err(StateChangeDecodeError::Value("number"))
     }
 
-    pub(super) fn flag(&mut self) -> Result<bool, DecodeError> {
+    pub(super) fn flag(&mut self) -> Result<bool, StateChangeDecodeError> {
         match self.byte()? {
             0 => Ok(false),
             1 => Ok(true),
-            _ => Err(DecodeError::Value("flag")),
+            _ => Err(StateChangeDecodeError::Value("flag")),
         }
     }
 
-    fn option(&mut self) -> Result<Option<u64>, DecodeError> {
+    fn option(&mut self) -> Result<Option<u64>, StateChangeDecodeError> {
         if self.flag()? { self.number().map(Some) } else { Ok(None) }
     }
 
-    pub(super) fn id(&mut self) -> Result<Uuid, DecodeError> {
+    pub(super) fn id(&mut self) -> Result<Uuid, StateChangeDecodeError> {
         let (halves, _) = self.take(16)?.as_chunks::<8>();
         match halves {
             [first, second] => {
                 Ok(Uuid { first: u64::from_le_bytes(*first), second: u64::from_le_bytes(*second) })
             }
-            _ => Err(DecodeError::Short),
+            _ => Err(StateChangeDecodeError::Truncated),
         }
     }
 
-    pub(super) fn text(&mut self) -> Result<Cow<'a, str>, DecodeError> {
-        let length = usize::try_from(self.number()?).map_err(|_| DecodeError::Short)?;
+    pub(super) fn text(&mut self) -> Result<Cow<'a, str>, StateChangeDecodeError> {
+        let length = usize::try_from(self.number()?).map_err(|_| StateChangeDecodeError::Truncated)?;
         let bytes = self.take(length)?;
-        std::str::from_utf8(bytes).map(Cow::Borrowed).map_err(|_| DecodeError::Value("text"))
+        std::str::from_utf8(bytes).map(Cow::Borrowed).map_err(|_| StateChangeDecodeError::Value("text"))
     }
 
-    fn optional_text(&mut self) -> Result<Option<Cow<'a, str>>, DecodeError> {
+    fn optional_text(&mut self) -> Result<Option<Cow<'a, str>>, StateChangeDecodeError> {
         if self.flag()? { self.text().map(Some) } else { Ok(None) }
     }
 
-    fn on_disk(&mut self) -> Result<Option<OnDisk<'a>>, DecodeError> {
+    fn on_disk(&mut self) -> Result<Option<DiskCopyState<'a>>, StateChangeDecodeError> {
         if !self.flag()? {
             return Ok(None);
         }
         let (replica, client, size, endpoint) = (self.number()?, self.id()?, self.number()?, self.text()?);
-        Ok(Some(OnDisk { replica, client, size, endpoint }))
+        Ok(Some(DiskCopyState { replica, client, size, endpoint }))
     }
 
-    fn cause<T: Copy>(&mut self, all: &[T]) -> Result<T, DecodeError> {
+    fn cause<T: Copy>(&mut self, all: &[T]) -> Result<T, StateChangeDecodeError> {
         let at = usize::try_from(self.number()?).unwrap_or(usize::MAX);
-        all.get(at).copied().ok_or(DecodeError::Value("cause"))
+        all.get(at).copied().ok_or(StateChangeDecodeError::Value("cause"))
     }
 
-    pub(super) fn code(&mut self) -> Result<i32, DecodeError> {
-        let code = u32::try_from(self.number()?).map_err(|_| DecodeError::Value("code"))?;
+    pub(super) fn code(&mut self) -> Result<i32, StateChangeDecodeError> {
+        let code = u32::try_from(self.number()?).map_err(|_| StateChangeDecodeError::Value("code"))?;
         Ok(code.cast_signed())
     }
 
-    fn mounted(&mut self) -> Result<Fact<'a>, DecodeError> {
+    fn mounted(&mut self) -> Result<StateChange<'a>, StateChangeDecodeError> {
         let segment = Segment {
             id: self.id()?,
             name: self.text()?,
@@ -149,27 +153,29 @@ impl<'a> Reader<'a> {
             protocol: self.text()?,
             host_id: self.text()?,
         };
-        Ok(Fact::SegmentMounted { segment, client: self.id()?, at_ms: self.number()? })
+        Ok(StateChange::SegmentMounted { segment, client: self.id()?, at_ms: self.number()? })
     }
 
-    pub(super) fn places(&mut self) -> Result<Vec<Place>, DecodeError> {
+    pub(super) fn locations(&mut self) -> Result<Vec<ReplicaLocation>, StateChangeDecodeError> {
         let count = self.number()?;
-        if count > MAX_PLACES {
-            return Err(DecodeError::Value("number of replicas"));
+        if count > MAX_LOCATIONS {
+            return Err(StateChangeDecodeError::Value("number of replicas"));
         }
         (0..count)
-            .map(|_| Ok(Place { replica: self.number()?, segment: self.id()?, offset: self.number()? }))
+            .map(|_| {
+                Ok(ReplicaLocation { replica: self.number()?, segment: self.id()?, offset: self.number()? })
+            })
             .collect()
     }
 
-    fn object(&mut self) -> Result<ObjectState<'a>, DecodeError> {
+    fn object(&mut self) -> Result<ObjectState<'a>, StateChangeDecodeError> {
         Ok(ObjectState {
             tenant: self.text()?,
             key: self.text()?,
             size: self.number()?,
             client: self.id()?,
-            places: Cow::Owned(self.places()?),
-            on_disk: self.on_disk()?,
+            locations: Cow::Owned(self.locations()?),
+            disk_copy: self.on_disk()?,
             checksum: self.option()?,
             hard_pin: self.flag()?,
             soft_pin_until_ms: self.option()?,

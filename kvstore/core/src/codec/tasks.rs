@@ -5,35 +5,35 @@ use std::borrow::Cow;
 use mooncake_wire::admin::JobStatus;
 use mooncake_wire::types::{TaskStatus, TaskType};
 
-use super::read::Reader;
-use super::write::Writer;
-use super::{DecodeError, kind};
-use crate::drain::MAX_NAMES;
-use crate::fact::{DrainState, Fact, TaskState, TransferState};
+use super::read::StateChangeReader;
+use super::write::StateChangeWriter;
+use super::{StateChangeDecodeError, kind};
+use crate::change::{DrainJobState, StateChange, TaskState, TransferState};
+use crate::drain::MAX_SEGMENT_NAMES;
 
-pub(super) fn write(writer: &mut Writer<'_>, fact: &Fact<'_>) {
+pub(super) fn write(writer: &mut StateChangeWriter<'_>, fact: &StateChange<'_>) {
     match fact {
-        Fact::Transferring(it) => {
-            writer.head(kind::TRANSFERRING);
+        StateChange::TransferStarted(it) => {
+            writer.head(kind::TRANSFER_STARTED);
             writer.text(&it.tenant);
             writer.text(&it.key);
             writer.id(it.client);
             writer.number(it.source);
-            writer.number(u64::from(it.moves));
+            writer.number(u64::from(it.is_move));
             writer.number(it.since_ms);
-            writer.number(u64::from(it.plan.is_some()));
-            if let Some((id, epoch)) = it.plan {
+            writer.number(u64::from(it.lease.is_some()));
+            if let Some((id, epoch)) = it.lease {
                 writer.id(id);
                 writer.number(epoch);
             }
-            writer.places(&it.places);
+            writer.locations(&it.locations);
         }
-        Fact::TransferOver { tenant, key } => {
-            writer.head(kind::TRANSFER_OVER);
+        StateChange::TransferEnded { tenant, key } => {
+            writer.head(kind::TRANSFER_ENDED);
             writer.text(tenant);
             writer.text(key);
         }
-        Fact::Task(it) => {
+        StateChange::Task(it) => {
             writer.head(kind::TASK);
             writer.id(it.id);
             writer.code(it.task_type.0);
@@ -43,7 +43,7 @@ pub(super) fn write(writer: &mut Writer<'_>, fact: &Fact<'_>) {
             writer.numbers([it.created_at_ms, it.updated_at_ms]);
             writer.text(&it.message);
         }
-        Fact::DrainJob(it) => {
+        StateChange::DrainJob(it) => {
             writer.head(kind::DRAIN_JOB);
             writer.id(it.id);
             for names in [&it.segments, &it.targets] {
@@ -55,16 +55,16 @@ pub(super) fn write(writer: &mut Writer<'_>, fact: &Fact<'_>) {
             writer.numbers([it.succeeded, it.failed, it.blocked, it.moved_bytes]);
             writer.text(&it.message);
         }
-        Fact::DrainMove { job, task, tenant, key, size } => {
-            writer.head(kind::DRAIN_MOVE);
+        StateChange::DrainMoveStarted { job, task, tenant, key, size } => {
+            writer.head(kind::DRAIN_MOVE_STARTED);
             writer.id(*job);
             writer.id(*task);
             writer.text(tenant);
             writer.text(key);
             writer.number(*size);
         }
-        Fact::DrainMoved { job, task, tenant, key, tries } => {
-            writer.head(kind::DRAIN_MOVED);
+        StateChange::DrainMoveEnded { job, task, tenant, key, attempts: tries } => {
+            writer.head(kind::DRAIN_MOVE_ENDED);
             writer.id(*job);
             writer.id(*task);
             writer.text(tenant);
@@ -75,20 +75,23 @@ pub(super) fn write(writer: &mut Writer<'_>, fact: &Fact<'_>) {
     }
 }
 
-pub(super) fn read<'a>(reader: &mut Reader<'a>, kind: u8) -> Result<Fact<'a>, DecodeError> {
+pub(super) fn read<'a>(
+    reader: &mut StateChangeReader<'a>,
+    kind: u8,
+) -> Result<StateChange<'a>, StateChangeDecodeError> {
     Ok(match kind {
-        kind::TRANSFERRING => Fact::Transferring(TransferState {
+        kind::TRANSFER_STARTED => StateChange::TransferStarted(TransferState {
             tenant: reader.text()?,
             key: reader.text()?,
             client: reader.id()?,
             source: reader.number()?,
-            moves: reader.flag()?,
+            is_move: reader.flag()?,
             since_ms: reader.number()?,
-            plan: if reader.flag()? { Some((reader.id()?, reader.number()?)) } else { None },
-            places: Cow::Owned(reader.places()?),
+            lease: if reader.flag()? { Some((reader.id()?, reader.number()?)) } else { None },
+            locations: Cow::Owned(reader.locations()?),
         }),
-        kind::TRANSFER_OVER => Fact::TransferOver { tenant: reader.text()?, key: reader.text()? },
-        kind::TASK => Fact::Task(TaskState {
+        kind::TRANSFER_ENDED => StateChange::TransferEnded { tenant: reader.text()?, key: reader.text()? },
+        kind::TASK => StateChange::Task(TaskState {
             id: reader.id()?,
             task_type: TaskType(reader.code()?),
             status: TaskStatus(reader.code()?),
@@ -101,7 +104,7 @@ pub(super) fn read<'a>(reader: &mut Reader<'a>, kind: u8) -> Result<Fact<'a>, De
         kind::DRAIN_JOB => {
             let (id, segments, targets) = (reader.id()?, names(reader)?, names(reader)?);
             let status = JobStatus(reader.code()?);
-            Fact::DrainJob(DrainState {
+            StateChange::DrainJob(DrainJobState {
                 id,
                 segments: Cow::Owned(segments),
                 targets: Cow::Owned(targets),
@@ -116,28 +119,29 @@ pub(super) fn read<'a>(reader: &mut Reader<'a>, kind: u8) -> Result<Fact<'a>, De
                 message: reader.text()?,
             })
         }
-        kind::DRAIN_MOVE => Fact::DrainMove {
+        kind::DRAIN_MOVE_STARTED => StateChange::DrainMoveStarted {
             job: reader.id()?,
             task: reader.id()?,
             tenant: reader.text()?,
             key: reader.text()?,
             size: reader.number()?,
         },
-        kind::DRAIN_MOVED => Fact::DrainMoved {
+        kind::DRAIN_MOVE_ENDED => StateChange::DrainMoveEnded {
             job: reader.id()?,
             task: reader.id()?,
             tenant: reader.text()?,
             key: reader.text()?,
-            tries: u32::try_from(reader.number()?).map_err(|_| DecodeError::Value("number of tries"))?,
+            attempts: u32::try_from(reader.number()?)
+                .map_err(|_| StateChangeDecodeError::Value("number of tries"))?,
         },
-        _ => return Err(DecodeError::Value("kind")),
+        _ => return Err(StateChangeDecodeError::Value("kind")),
     })
 }
 
-fn names(reader: &mut Reader<'_>) -> Result<Vec<String>, DecodeError> {
+fn names(reader: &mut StateChangeReader<'_>) -> Result<Vec<String>, StateChangeDecodeError> {
     let count = reader.number()?;
-    if count > MAX_NAMES as u64 {
-        return Err(DecodeError::Value("number of segments"));
+    if count > MAX_SEGMENT_NAMES as u64 {
+        return Err(StateChangeDecodeError::Value("number of segments"));
     }
     (0..count).map(|_| reader.text().map(Cow::into_owned)).collect()
 }

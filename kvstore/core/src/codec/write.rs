@@ -3,13 +3,13 @@
 use mooncake_wire::types::Uuid;
 
 use super::{REMOVE_CAUSES, STORE_CAUSES, UNMOUNT_CAUSES, VERSION, kind, tasks};
-use crate::fact::{Fact, ObjectState, Place};
+use crate::change::{ObjectState, ReplicaLocation, StateChange};
 
 /// Appends a fact.
-pub fn encode(fact: &Fact<'_>, out: &mut Vec<u8>) {
-    let mut writer = Writer(out);
+pub fn encode(fact: &StateChange<'_>, out: &mut Vec<u8>) {
+    let mut writer = StateChangeWriter(out);
     match fact {
-        Fact::SegmentMounted { segment, client, at_ms } => {
+        StateChange::SegmentMounted { segment, client, at_ms } => {
             writer.head(kind::MOUNTED);
             writer.id(segment.id);
             writer.text(&segment.name);
@@ -20,41 +20,43 @@ pub fn encode(fact: &Fact<'_>, out: &mut Vec<u8>) {
             writer.id(*client);
             writer.number(*at_ms);
         }
-        Fact::SegmentStatus { segment, status, until_ms } => {
-            writer.head(kind::STATUS);
+        StateChange::SegmentStatus { segment, status, until_ms } => {
+            writer.head(kind::SEGMENT_STATUS);
             writer.id(*segment);
             writer.number(u64::from(status.0.cast_unsigned()));
             writer.option(*until_ms);
         }
-        Fact::SegmentUnmounted { segment, cause } => {
+        StateChange::SegmentUnmounted { segment, cause } => {
             writer.head(kind::UNMOUNTED);
             writer.id(*segment);
             writer.cause(&UNMOUNT_CAUSES, *cause);
         }
-        Fact::ClientSilent { client, at_ms } => writer.client(kind::SILENT, *client, *at_ms),
-        Fact::ClientBack { client, at_ms } => writer.client(kind::BACK, *client, *at_ms),
-        Fact::ClientGone { client } => {
-            writer.head(kind::GONE);
+        StateChange::ClientSilent { client, at_ms } => writer.client(kind::CLIENT_SILENT, *client, *at_ms),
+        StateChange::ClientRecovered { client, at_ms } => {
+            writer.client(kind::CLIENT_RECOVERED, *client, *at_ms);
+        }
+        StateChange::ClientExpired { client } => {
+            writer.head(kind::CLIENT_EXPIRED);
             writer.id(*client);
         }
-        Fact::Started(object) => {
+        StateChange::ObjectStarted(object) => {
             writer.head(kind::STARTED);
             writer.object(object);
         }
-        Fact::Stored { object, cause } => {
+        StateChange::ObjectStored { object, cause } => {
             writer.head(kind::STORED);
             writer.cause(&STORE_CAUSES, *cause);
             writer.object(object);
         }
-        Fact::DiskMounted { client } => {
+        StateChange::DiskMounted { client } => {
             writer.head(kind::DISK_MOUNTED);
             writer.id(*client);
         }
-        Fact::DiskUnmounted { client } => {
+        StateChange::DiskUnmounted { client } => {
             writer.head(kind::DISK_UNMOUNTED);
             writer.id(*client);
         }
-        Fact::Removed { tenant, key, group, was, cause } => {
+        StateChange::Removed { tenant, key, group, tiers: was, cause } => {
             writer.head(kind::REMOVED);
             writer.text(tenant);
             writer.text(key);
@@ -63,33 +65,33 @@ pub fn encode(fact: &Fact<'_>, out: &mut Vec<u8>) {
             writer.flag(was.disk);
             writer.cause(&REMOVE_CAUSES, *cause);
         }
-        Fact::Held { segment, offset, size, until_ms } => {
-            writer.head(kind::HELD);
+        StateChange::RangeQuarantined { segment, offset, size, until_ms } => {
+            writer.head(kind::QUARANTINED);
             writer.id(*segment);
             writer.numbers([*offset, *size, *until_ms]);
         }
-        Fact::Released { segment, offset } => {
+        StateChange::RangeReleased { segment, offset } => {
             writer.head(kind::RELEASED);
             writer.id(*segment);
             writer.number(*offset);
         }
-        Fact::TenantQuota { tenant, requested } => {
+        StateChange::TenantQuota { tenant, requested } => {
             writer.head(kind::QUOTA);
             writer.text(tenant);
             writer.option(*requested);
         }
-        Fact::Transferring(_)
-        | Fact::TransferOver { .. }
-        | Fact::Task(_)
-        | Fact::DrainJob(_)
-        | Fact::DrainMove { .. }
-        | Fact::DrainMoved { .. } => tasks::write(&mut writer, fact),
+        StateChange::TransferStarted(_)
+        | StateChange::TransferEnded { .. }
+        | StateChange::Task(_)
+        | StateChange::DrainJob(_)
+        | StateChange::DrainMoveStarted { .. }
+        | StateChange::DrainMoveEnded { .. } => tasks::write(&mut writer, fact),
     }
 }
 
-pub(super) struct Writer<'a>(&'a mut Vec<u8>);
+pub(super) struct StateChangeWriter<'a>(&'a mut Vec<u8>);
 
-impl Writer<'_> {
+impl StateChangeWriter<'_> {
     pub(super) fn head(&mut self, kind: u8) {
         self.0.extend([VERSION, kind]);
     }
@@ -149,7 +151,7 @@ impl Writer<'_> {
         self.number(u64::from(code.cast_unsigned()));
     }
 
-    pub(super) fn places(&mut self, places: &[Place]) {
+    pub(super) fn locations(&mut self, places: &[ReplicaLocation]) {
         self.number(places.len() as u64);
         for place in places {
             self.number(place.replica);
@@ -163,9 +165,9 @@ impl Writer<'_> {
         self.text(&object.key);
         self.number(object.size);
         self.id(object.client);
-        self.places(&object.places);
-        self.flag(object.on_disk.is_some());
-        if let Some(it) = &object.on_disk {
+        self.locations(&object.locations);
+        self.flag(object.disk_copy.is_some());
+        if let Some(it) = &object.disk_copy {
             self.number(it.replica);
             self.id(it.client);
             self.number(it.size);

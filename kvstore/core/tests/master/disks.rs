@@ -1,34 +1,46 @@
 //! Objects on nodes' disks.
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::types::{ObjectMeta, OffloadTask, OffloadTasks, ReplicaMedium, ReplicaType, StoredObject};
-use moongate_kvcore::{DiskTier, Fact, RemoveCause, Settings, StoreCause, Work};
+use mooncake_wire::types::{
+    ObjectMeta, OffloadTask, OffloadTasks, ReplicaMedium, ReplicaType, StorageObjectMetadata,
+};
+use moongate_kvcore::{
+    ClientObjectKey, DiskTierOptions, MasterCoreOptions, RemoveCause, StateChange, StoreCause,
+};
 use proptest::prelude::*;
 
-use crate::world::{Config, MIB, TENANT, World, grouped, id, known, replayed, snapshot};
+use crate::harness::{
+    MIB, TENANT, TestMasterCore, TestReplicateConfig, comparable_state, grouped, id, replayed, snapshot,
+};
 
 const NODE: mooncake_wire::types::Uuid = mooncake_wire::types::Uuid { first: 101, second: 1 };
 
-fn settings(tier: DiskTier) -> Settings {
-    Settings { disks: Some(tier), shards: 4, client_ttl_ms: 1 << 40, ramp_ms: 0, ..Settings::default() }
+fn settings(tier: DiskTierOptions) -> MasterCoreOptions {
+    MasterCoreOptions {
+        disks: Some(tier),
+        shards: 4,
+        client_ttl_ms: 1 << 40,
+        ramp_ms: 0,
+        ..MasterCoreOptions::default()
+    }
 }
 
-fn on_evict() -> DiskTier {
-    DiskTier { on_evict: true, ..DiskTier::default() }
+fn on_evict() -> DiskTierOptions {
+    DiskTierOptions { on_evict: true, ..DiskTierOptions::default() }
 }
 
-fn promoting() -> DiskTier {
-    DiskTier { promote_on_hit: true, promotion_reads: 2, ..on_evict() }
+fn promoting() -> DiskTierOptions {
+    DiskTierOptions { promote_on_hit: true, promotion_reads: 2, ..on_evict() }
 }
 
 /// One node with so much memory, and a disk.
-fn world(tier: DiskTier, size: u64) -> World {
-    let mut world = World::with_segments(settings(tier), &[size]);
+fn world(tier: DiskTierOptions, size: u64) -> TestMasterCore {
+    let mut world = TestMasterCore::with_segments(settings(tier), &[size]);
     world.master.mount_disk(world.now, NODE, true, &mut world.facts).unwrap();
     world
 }
 
-impl World {
+impl TestMasterCore {
     fn fetch(&mut self) -> Vec<String> {
         let OffloadTasks(tasks) = self.master.fetch_offloads(self.now, NODE, true, &mut self.facts).unwrap();
         tasks.into_iter().map(|it| it.key).collect()
@@ -39,10 +51,10 @@ impl World {
             let (tenant_id, key) = (TENANT.to_owned(), (*key).to_owned());
             OffloadTask { tenant_id, key, size: *size }
         };
-        let stored = |(_, size): &(&str, i64)| StoredObject {
+        let stored = |(_, size): &(&str, i64)| StorageObjectMetadata {
             data_size: *size,
             transport_endpoint: "10.0.0.1:9".to_owned(),
-            ..StoredObject::default()
+            ..StorageObjectMetadata::default()
         };
         let tasks: Vec<_> = objects.iter().map(task).collect();
         let stored: Vec<_> = objects.iter().map(stored).collect();
@@ -65,29 +77,29 @@ impl World {
     }
 }
 
-fn work(key: &str) -> Work<'_> {
-    Work { client: NODE, tenant: TENANT, key }
+fn work(key: &str) -> ClientObjectKey<'_> {
+    ClientObjectKey { client: NODE, tenant: TENANT, key }
 }
 
 #[test]
-fn what_is_written_goes_to_the_disk_at_once_and_then_leaves_memory_when_room_is_needed() {
-    let mut world = world(DiskTier::default(), 4 * MIB);
+fn written_object_is_offloaded_at_once_and_evicted_on_demand() {
+    let mut world = world(DiskTierOptions::default(), 4 * MIB);
     for key in ["a", "b", "c", "d"] {
         world.now += 1;
-        world.put(key, MIB, &Config::default()).unwrap();
+        world.put(key, MIB, &TestReplicateConfig::default()).unwrap();
     }
     // All are being put on the disk, so none can go.
-    assert_eq!(world.put("e", MIB, &Config::default()), Err(ErrorCode::NO_AVAILABLE_HANDLE));
+    assert_eq!(world.put("e", MIB, &TestReplicateConfig::default()), Err(ErrorCode::NO_AVAILABLE_HANDLE));
     assert_eq!(world.fetch(), ["a", "b", "c", "d"]);
     assert!(world.fetch().is_empty());
     world.notify(&[("c", MIB as i64), ("b", -1), ("a", MIB as i64), ("d", MIB as i64)]).unwrap();
     assert_eq!((world.media("a"), world.media("b")), ((true, true), (true, false)));
-    assert_eq!(world.master.disk_fill().used, 3 * MIB);
-    world.put("e", MIB, &Config::default()).unwrap();
-    world.put("f", MIB, &Config::default()).unwrap();
+    assert_eq!(world.master.disk_usage().used, 3 * MIB);
+    world.put("e", MIB, &TestReplicateConfig::default()).unwrap();
+    world.put("f", MIB, &TestReplicateConfig::default()).unwrap();
     // In the order in which they were written, whatever the order in which they came to the disk.
     assert_eq!((world.media("a"), world.has("b"), world.media("c")), ((false, true), false, (true, true)));
-    assert_eq!(world.master.counts().evicted_keys, 2);
+    assert_eq!(world.master.statistics().evicted_keys, 2);
 }
 
 #[test]
@@ -95,30 +107,33 @@ fn what_is_evicted_goes_to_the_disk_first() {
     let mut world = world(on_evict(), 4 * MIB);
     for key in ["a", "b", "c", "d"] {
         world.now += 1;
-        world.put(key, MIB, &Config::default()).unwrap();
+        world.put(key, MIB, &TestReplicateConfig::default()).unwrap();
     }
     assert!(world.fetch().is_empty());
-    assert_eq!(world.put("e", MIB, &Config::default()), Err(ErrorCode::NO_AVAILABLE_HANDLE));
+    assert_eq!(world.put("e", MIB, &TestReplicateConfig::default()), Err(ErrorCode::NO_AVAILABLE_HANDLE));
     let fetched = world.fetch();
     assert_eq!(fetched, ["a"]);
     // Enough is on its way.
-    assert_eq!(world.put("e", MIB, &Config::default()), Err(ErrorCode::NO_AVAILABLE_HANDLE));
+    assert_eq!(world.put("e", MIB, &TestReplicateConfig::default()), Err(ErrorCode::NO_AVAILABLE_HANDLE));
     assert!(world.fetch().is_empty());
     world.notify(&[("a", MIB as i64)]).unwrap();
-    world.put("e", MIB, &Config::default()).unwrap();
+    world.put("e", MIB, &TestReplicateConfig::default()).unwrap();
     assert_eq!(world.media("a"), (false, true));
     assert_eq!(world.keys().len(), 5);
-    let left = world.facts.iter().any(|it| matches!(it, Fact::Stored { cause: StoreCause::OnlyOnDisk, .. }));
-    assert!(left && !world.facts.iter().any(|it| matches!(it, Fact::Removed { .. })));
+    let left = world
+        .facts
+        .iter()
+        .any(|it| matches!(it, StateChange::ObjectStored { cause: StoreCause::MemoryEvicted, .. }));
+    assert!(left && !world.facts.iter().any(|it| matches!(it, StateChange::Removed { .. })));
 }
 
 #[test]
 fn a_full_queue_keeps_objects_unless_told_otherwise() {
     for force_evict in [false, true] {
-        let mut world = world(DiskTier { force_evict, queue_limit: 1, ..on_evict() }, 2 * MIB);
-        world.put("a", MIB, &Config::default()).unwrap();
-        world.put("b", MIB, &Config::default()).unwrap();
-        let large = world.put("c", 2 * MIB, &Config::default());
+        let mut world = world(DiskTierOptions { force_evict, queue_limit: 1, ..on_evict() }, 2 * MIB);
+        world.put("a", MIB, &TestReplicateConfig::default()).unwrap();
+        world.put("b", MIB, &TestReplicateConfig::default()).unwrap();
+        let large = world.put("c", 2 * MIB, &TestReplicateConfig::default());
         assert_eq!(large, Err(ErrorCode::NO_AVAILABLE_HANDLE));
         assert_eq!(world.fetch().len(), 1);
         assert_eq!(world.keys().len(), if force_evict { 1 } else { 2 });
@@ -127,9 +142,9 @@ fn a_full_queue_keeps_objects_unless_told_otherwise() {
 
 #[test]
 fn without_a_disk_nothing_is_evicted_that_would_be_offloaded() {
-    let mut world = World::with_segments(settings(on_evict()), &[MIB]);
-    world.put("a", MIB, &Config::default()).unwrap();
-    assert_eq!(world.put("b", MIB, &Config::default()), Err(ErrorCode::NO_AVAILABLE_HANDLE));
+    let mut world = TestMasterCore::with_segments(settings(on_evict()), &[MIB]);
+    world.put("a", MIB, &TestReplicateConfig::default()).unwrap();
+    assert_eq!(world.put("b", MIB, &TestReplicateConfig::default()), Err(ErrorCode::NO_AVAILABLE_HANDLE));
     world.now += 1000;
     world.remove("a").unwrap();
     assert_eq!(
@@ -139,12 +154,12 @@ fn without_a_disk_nothing_is_evicted_that_would_be_offloaded() {
 }
 
 #[test]
-fn bytes_of_an_object_that_is_gone_are_not_taken_for_the_next_one() {
-    let mut world = world(DiskTier::default(), 4 * MIB);
-    world.put("a", 100, &Config::default()).unwrap();
+fn stale_disk_bytes_are_not_taken_for_the_next_object() {
+    let mut world = world(DiskTierOptions::default(), 4 * MIB);
+    world.put("a", 100, &TestReplicateConfig::default()).unwrap();
     assert_eq!(world.fetch(), ["a"]);
     world.remove("a").unwrap();
-    world.put("a", 100, &Config::default()).unwrap();
+    world.put("a", 100, &TestReplicateConfig::default()).unwrap();
     // The node tells of the first one, which it has been told to put on its disk.
     world.notify(&[("a", 100)]).unwrap();
     assert_eq!(world.media("a"), (true, false));
@@ -154,35 +169,35 @@ fn bytes_of_an_object_that_is_gone_are_not_taken_for_the_next_one() {
     // Nor is a copy kept when the object is written anew.
     world
         .master
-        .upsert_start(world.now, NODE, TENANT, "a", 100, &Config::default(), &mut world.facts)
+        .upsert_start(world.now, NODE, TENANT, "a", 100, &TestReplicateConfig::default(), &mut world.facts)
         .unwrap();
-    assert_eq!(world.master.disk_fill().copies, 1);
+    assert_eq!(world.master.disk_usage().copies, 1);
     let object = ObjectMeta { key: "a", object_checksum: None };
     world.master.put_end(world.now, NODE, TENANT, &object, ReplicaType::ALL, &mut world.facts).unwrap();
-    assert_eq!((world.master.disk_fill().copies, world.media("a")), (0, (true, false)));
+    assert_eq!((world.master.disk_usage().copies, world.media("a")), (0, (true, false)));
 }
 
 #[test]
-fn an_object_is_on_the_disk_when_its_memory_is_gone_and_gone_with_the_disk() {
-    let mut world = world(DiskTier::default(), 4 * MIB);
-    world.put("a", 100, &Config::default()).unwrap();
-    world.put("b", 100, &Config::default()).unwrap();
+fn disk_copy_survives_memory_and_goes_with_the_disk() {
+    let mut world = world(DiskTierOptions::default(), 4 * MIB);
+    world.put("a", 100, &TestReplicateConfig::default()).unwrap();
+    world.put("b", 100, &TestReplicateConfig::default()).unwrap();
     world.fetch();
     world.notify(&[("a", 100), ("b", -1)]).unwrap();
     world.master.unmount(world.now, id(1), NODE, &mut world.facts).unwrap();
     assert_eq!((world.media("a"), world.has("b")), ((false, true), false));
-    world.master.client_lost(world.now, NODE, &mut world.facts);
+    world.master.client_disconnected(world.now, NODE, &mut world.facts);
     assert!(!world.has("a") && world.keys().contains("a"));
     // What it still has, is back as soon as it is heard of.
     world.fetch();
     assert!(world.has("a"));
     world.master.unmount_disk(world.now, NODE, &mut world.facts).unwrap();
     assert!(world.keys().is_empty());
-    let lost = Fact::Removed {
+    let lost = StateChange::Removed {
         tenant: TENANT.into(),
         key: "a".into(),
         group: None,
-        was: moongate_kvcore::Media { memory: false, disk: true },
+        tiers: moongate_kvcore::StorageTiers { memory: false, disk: true },
         cause: RemoveCause::SegmentLost,
     };
     assert_eq!(world.facts.last(), Some(&lost));
@@ -190,8 +205,8 @@ fn an_object_is_on_the_disk_when_its_memory_is_gone_and_gone_with_the_disk() {
 
 #[test]
 fn a_silent_disk_is_dropped_after_the_grace_period() {
-    let settings = Settings { client_ttl_ms: 10_000, ..settings(DiskTier::default()) };
-    let mut world = World::new(settings);
+    let settings = MasterCoreOptions { client_ttl_ms: 10_000, ..settings(DiskTierOptions::default()) };
+    let mut world = TestMasterCore::new(settings);
     world.master.mount_disk(world.now, NODE, true, &mut world.facts).unwrap();
     world.notify(&[("a", 100)]).unwrap();
     world.tick(10_000);
@@ -223,8 +238,8 @@ fn what_is_read_comes_back() {
     world.master.promotion_end(world.now, work("a"), &mut world.facts).unwrap();
     world.master.promotion_revoke(world.now, work("b"), &mut world.facts).unwrap();
     assert_eq!((world.media("a"), world.media("b")), ((true, true), (false, true)));
-    assert_eq!((world.used(), world.master.disk_fill().promoting), (100, 0));
-    let counts = world.master.counts();
+    assert_eq!((world.used(), world.master.disk_usage().promoting), (100, 0));
+    let counts = world.master.statistics();
     assert_eq!((counts.promotions, counts.promoted_keys, counts.promotions_failed), (2, 1, 1));
 }
 
@@ -237,7 +252,7 @@ fn what_takes_too_long_is_given_up() {
     let no_names: [&str; 0] = [];
     world.master.promotion_start(world.now, work("a"), 100, &no_names, &mut world.facts).unwrap();
     world.tick(600_000);
-    assert_eq!((world.used(), world.master.counts().promotions_expired), (0, 1));
+    assert_eq!((world.used(), world.master.statistics().promotions_expired), (0, 1));
     assert_eq!(
         world.master.promotion_end(world.now, work("a"), &mut world.facts),
         Err(ErrorCode::REPLICA_IS_NOT_READY)
@@ -246,14 +261,14 @@ fn what_takes_too_long_is_given_up() {
 
 #[test]
 fn the_names_of_groups_are_told() {
-    let mut world = world(DiskTier::default(), 4 * MIB);
+    let mut world = world(DiskTierOptions::default(), 4 * MIB);
     world.put("a", 100, &grouped("sglang-hicache:x")).unwrap();
-    let known = |facts: &[Fact<'static>]| {
+    let known = |facts: &[StateChange<'static>]| {
         facts
             .iter()
             .filter_map(|it| match it {
-                Fact::Stored { object, .. } => object.group.clone(),
-                Fact::Removed { group, .. } => group.clone(),
+                StateChange::ObjectStored { object, .. } => object.group.clone(),
+                StateChange::Removed { group, .. } => group.clone(),
                 _ => None,
             })
             .collect::<Vec<_>>()
@@ -265,7 +280,7 @@ fn the_names_of_groups_are_told() {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum DiskStep {
     Put(usize, u64, &'static str),
     Upsert(usize, u64),
     Read(usize),
@@ -285,49 +300,57 @@ enum Step {
 
 const KEYS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = DiskStep> {
     let key = || 0..KEYS.len();
     let size = || prop_oneof![Just(MIB), Just(MIB / 2)];
     let group = prop_oneof![4 => Just(""), 1 => Just("x")];
     prop_oneof![
-        6 => (key(), size(), group).prop_map(|(key, size, group)| Step::Put(key, size, group)),
-        1 => (key(), size()).prop_map(|(key, size)| Step::Upsert(key, size)),
-        4 => key().prop_map(Step::Read),
-        1 => (key(), any::<bool>()).prop_map(|(key, force)| Step::Remove(key, force)),
-        1 => Just(Step::RemoveAll),
-        3 => prop::bool::weighted(0.9).prop_map(Step::Fetch),
-        6 => (key(), prop::bool::weighted(0.8)).prop_map(|(key, done)| Step::Notify(key, done)),
-        1 => key().prop_map(Step::Evict),
-        2 => Just(Step::Promotions),
-        2 => key().prop_map(Step::Promote),
-        2 => (key(), any::<bool>()).prop_map(|(key, done)| Step::Promoted(key, done)),
-        3 => prop_oneof![0..30_000_u64, Just(600_000)].prop_map(Step::Tick),
-        1 => any::<bool>().prop_map(Step::Mount),
-        1 => prop::bool::weighted(0.7).prop_map(Step::MountDisk),
-        1 => Just(Step::Lost),
+        6 => (key(), size(), group).prop_map(|(key, size, group)| DiskStep::Put(key, size, group)),
+        1 => (key(), size()).prop_map(|(key, size)| DiskStep::Upsert(key, size)),
+        4 => key().prop_map(DiskStep::Read),
+        1 => (key(), any::<bool>()).prop_map(|(key, force)| DiskStep::Remove(key, force)),
+        1 => Just(DiskStep::RemoveAll),
+        3 => prop::bool::weighted(0.9).prop_map(DiskStep::Fetch),
+        6 => (key(), prop::bool::weighted(0.8)).prop_map(|(key, done)| DiskStep::Notify(key, done)),
+        1 => key().prop_map(DiskStep::Evict),
+        2 => Just(DiskStep::Promotions),
+        2 => key().prop_map(DiskStep::Promote),
+        2 => (key(), any::<bool>()).prop_map(|(key, done)| DiskStep::Promoted(key, done)),
+        3 => prop_oneof![0..30_000_u64, Just(600_000)].prop_map(DiskStep::Tick),
+        1 => any::<bool>().prop_map(DiskStep::Mount),
+        1 => prop::bool::weighted(0.7).prop_map(DiskStep::MountDisk),
+        1 => Just(DiskStep::Lost),
     ]
 }
 
-fn run(world: &mut World, step: &Step) {
+fn run(world: &mut TestMasterCore, step: &DiskStep) {
     let no_names: [&str; 0] = [];
     match *step {
-        Step::Put(key, size, group) => _ = world.put(KEYS[key], size, &grouped(group)),
-        Step::Upsert(key, size) => {
-            let World { master, now, facts } = world;
+        DiskStep::Put(key, size, group) => _ = world.put(KEYS[key], size, &grouped(group)),
+        DiskStep::Upsert(key, size) => {
+            let TestMasterCore { master, now, facts } = world;
             if master
-                .upsert_start(*now, crate::world::WRITER, TENANT, KEYS[key], size, &Config::default(), facts)
+                .upsert_start(
+                    *now,
+                    crate::harness::WRITER,
+                    TENANT,
+                    KEYS[key],
+                    size,
+                    &TestReplicateConfig::default(),
+                    facts,
+                )
                 .is_ok()
             {
                 world.end(KEYS[key]).unwrap();
             }
         }
-        Step::Read(key) => _ = world.master.replicas(world.now, TENANT, KEYS[key]),
-        Step::Remove(key, force) => {
+        DiskStep::Read(key) => _ = world.master.replicas(world.now, TENANT, KEYS[key]),
+        DiskStep::Remove(key, force) => {
             _ = world.master.remove(world.now, TENANT, KEYS[key], force, &mut world.facts);
         }
-        Step::RemoveAll => _ = world.master.remove_all(world.now, None, false, &mut world.facts),
-        Step::Fetch(wants) => _ = world.master.fetch_offloads(world.now, NODE, wants, &mut world.facts),
-        Step::Notify(key, done) => {
+        DiskStep::RemoveAll => _ = world.master.remove_all(world.now, None, false, &mut world.facts),
+        DiskStep::Fetch(wants) => _ = world.master.fetch_offloads(world.now, NODE, wants, &mut world.facts),
+        DiskStep::Notify(key, done) => {
             let size = world.master.peek(TENANT, &[KEYS[key]])[0].as_ref().map_or(MIB as i64, |it| {
                 it.first().map_or(MIB as i64, |it| match &it.medium {
                     ReplicaMedium::Memory(it) => it.size as i64,
@@ -337,49 +360,51 @@ fn run(world: &mut World, step: &Step) {
             });
             _ = world.notify(&[(KEYS[key], if done { size } else { -1 })]);
         }
-        Step::Evict(key) => {
+        DiskStep::Evict(key) => {
             let (now, facts) = (world.now, &mut world.facts);
             _ = world.master.evict_disk_copy(now, NODE, TENANT, KEYS[key], ReplicaType::LOCAL_DISK, facts);
         }
-        Step::Promotions => _ = world.master.fetch_promotions(NODE),
-        Step::Promote(key) => {
+        DiskStep::Promotions => _ = world.master.fetch_promotions(NODE),
+        DiskStep::Promote(key) => {
             for size in [MIB, MIB / 2] {
                 let (now, facts) = (world.now, &mut world.facts);
                 _ = world.master.promotion_start(now, work(KEYS[key]), size, &no_names, facts);
             }
         }
-        Step::Promoted(key, true) => {
+        DiskStep::Promoted(key, true) => {
             _ = world.master.promotion_end(world.now, work(KEYS[key]), &mut world.facts);
         }
-        Step::Promoted(key, false) => {
+        DiskStep::Promoted(key, false) => {
             _ = world.master.promotion_revoke(world.now, work(KEYS[key]), &mut world.facts);
         }
-        Step::Tick(ms) => world.tick(ms),
-        Step::Mount(true) => world.mount(1, 3 * MIB).unwrap(),
-        Step::Mount(false) => world.master.unmount(world.now, id(1), NODE, &mut world.facts).unwrap(),
-        Step::MountDisk(true) => world.master.mount_disk(world.now, NODE, true, &mut world.facts).unwrap(),
-        Step::MountDisk(false) => world.master.unmount_disk(world.now, NODE, &mut world.facts).unwrap(),
-        Step::Lost => world.master.client_lost(world.now, NODE, &mut world.facts),
+        DiskStep::Tick(ms) => world.tick(ms),
+        DiskStep::Mount(true) => world.mount(1, 3 * MIB).unwrap(),
+        DiskStep::Mount(false) => world.master.unmount(world.now, id(1), NODE, &mut world.facts).unwrap(),
+        DiskStep::MountDisk(true) => {
+            world.master.mount_disk(world.now, NODE, true, &mut world.facts).unwrap();
+        }
+        DiskStep::MountDisk(false) => world.master.unmount_disk(world.now, NODE, &mut world.facts).unwrap(),
+        DiskStep::Lost => world.master.client_disconnected(world.now, NODE, &mut world.facts),
     }
 }
 
 /// Space, copies and what is told of them fit together.
-fn check(world: &World) {
+fn check(world: &TestMasterCore) {
     let (mut used, mut copies, mut bytes) = (0, 0, 0);
     for fact in snapshot(&world.master, 3) {
         match fact {
-            Fact::Stored { object, .. } => {
-                assert!(object.on_disk.is_some() || !object.places.is_empty());
-                used += object.size * object.places.len() as u64;
-                copies += u64::from(object.on_disk.is_some());
-                bytes += object.on_disk.map_or(0, |it| it.size);
+            StateChange::ObjectStored { object, .. } => {
+                assert!(object.disk_copy.is_some() || !object.locations.is_empty());
+                used += object.size * object.locations.len() as u64;
+                copies += u64::from(object.disk_copy.is_some());
+                bytes += object.disk_copy.map_or(0, |it| it.size);
             }
-            Fact::Started(object) => used += object.size * object.places.len() as u64,
-            Fact::Held { size, .. } => used += size,
+            StateChange::ObjectStarted(object) => used += object.size * object.locations.len() as u64,
+            StateChange::RangeQuarantined { size, .. } => used += size,
             _ => {}
         }
     }
-    let disks = world.master.disk_fill();
+    let disks = world.master.disk_usage();
     assert_eq!((world.used(), disks.copies, disks.used), (used, copies, bytes));
 }
 
@@ -392,23 +417,23 @@ proptest! {
         on_evict: bool,
         force_evict: bool,
     ) {
-        let tier = DiskTier { on_evict, force_evict, queue_limit: 4, ..promoting() };
+        let tier = DiskTierOptions { on_evict, force_evict, queue_limit: 4, ..promoting() };
         let mut world = world(tier, 3 * MIB);
         for step in &steps {
             run(&mut world, step);
             check(&world);
         }
         let settings = settings(tier);
-        prop_assert_eq!(known(&replayed(&settings, &world.facts, world.now)), known(&world.master));
+        prop_assert_eq!(comparable_state(&replayed(&settings, &world.facts, world.now)), comparable_state(&world.master));
         let copy = replayed(&settings, &snapshot(&world.master, 2), world.now);
-        prop_assert_eq!(known(&copy), known(&world.master));
+        prop_assert_eq!(comparable_state(&copy), comparable_state(&world.master));
         // When all that is under way has ended, all space can be had again.
         world.master.mount_disk(world.now, NODE, true, &mut world.facts).unwrap();
         world.tick(1_200_000);
         world.master.remove_all(world.now, None, true, &mut world.facts);
         world.tick(1_200_000);
         prop_assert_eq!((world.used(), world.keys().len()), (0, 0));
-        let disks = world.master.disk_fill();
+        let disks = world.master.disk_usage();
         prop_assert_eq!((disks.copies, disks.used, disks.promoting), (0, 0, 0));
     }
 }

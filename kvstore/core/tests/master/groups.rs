@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use moongate_kvcore::{Fact, RemoveCause, Settings};
+use moongate_kvcore::{MasterCoreOptions, RemoveCause, StateChange};
 use proptest::prelude::*;
 
+use crate::harness::{MIB, TestMasterCore, comparable_state, grouped, replayed};
 use crate::model::KEYS;
-use crate::world::{MIB, World, grouped, known, replayed};
 
 #[derive(Clone, Debug)]
 enum GroupStep {
@@ -29,8 +29,8 @@ fn group_step() -> impl Strategy<Value = GroupStep> {
 proptest! {
     #[test]
     fn groups_never_lose_a_part_to_eviction(steps in proptest::collection::vec(group_step(), 1..120)) {
-        let settings = Settings { shards: 4, client_ttl_ms: 1 << 40, ..Settings::default() };
-        let mut world = World::with_segments(settings.clone(), &[4 * MIB]);
+        let settings = MasterCoreOptions { shards: 4, client_ttl_ms: 1 << 40, ..MasterCoreOptions::default() };
+        let mut world = TestMasterCore::with_segments(settings.clone(), &[4 * MIB]);
         let mut groups: BTreeMap<&str, &str> = BTreeMap::new();
         for step in steps {
             let before = world.facts.len();
@@ -47,7 +47,7 @@ proptest! {
             let told = world.facts[before..].iter();
             let evicted: BTreeSet<&str> = told
                 .filter_map(|fact| match fact {
-                    Fact::Removed { key, cause: RemoveCause::Evicted, .. } => groups.get(&**key).copied(),
+                    StateChange::Removed { key, cause: RemoveCause::Evicted, .. } => groups.get(&**key).copied(),
                     _ => None,
                 })
                 .filter(|group| !group.is_empty())
@@ -59,6 +59,6 @@ proptest! {
             }
         }
         prop_assert_eq!(world.used(), world.keys().len() as u64 * (MIB / 2));
-        prop_assert_eq!(known(&replayed(&settings, &world.facts, world.now)), known(&world.master));
+        prop_assert_eq!(comparable_state(&replayed(&settings, &world.facts, world.now)), comparable_state(&world.master));
     }
 }

@@ -1,17 +1,17 @@
 //! What a master answers and tells, case by case and against a simple model.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
-mod compared;
 mod disks;
 mod eviction;
 mod groups;
+mod harness;
 mod model;
+mod model_comparison;
 mod nodes;
 mod puts;
 mod rebuild;
 mod replay;
+mod task_replay;
 mod tenants;
 mod threads;
 mod transfers;
-mod works;
-mod world;

@@ -6,7 +6,7 @@ use mooncake_wire::ErrorCode;
 use moongate_kvcore::RemoveCause;
 use proptest::prelude::*;
 
-use crate::world::{MIB, segment};
+use crate::harness::{MIB, segment};
 
 pub(crate) const NODES: u64 = 3;
 pub(crate) const KEYS: [&str; 10] = ["a", "b", "c", "d", "e", "f", "g", "h", "m_1", "m_2"];
@@ -15,7 +15,7 @@ pub(crate) const RELEASE_MS: u64 = 600_000;
 const LEASE_MS: u64 = 10_000;
 
 #[derive(Clone, Debug)]
-pub(crate) enum Step {
+pub(crate) enum ModelStep {
     Start { key: usize, size: u64, kind: usize, upsert: bool },
     End { key: usize },
     Revoke { key: usize },
@@ -32,30 +32,30 @@ pub(crate) enum Step {
     TransferEnd { key: usize, done: bool },
 }
 
-pub(crate) fn step() -> impl Strategy<Value = Step> {
+pub(crate) fn step() -> impl Strategy<Value = ModelStep> {
     let key = || 0..KEYS.len();
     let size = prop_oneof![Just(0), 1..3000_u64, Just(MIB / 4), Just(MIB)];
     prop_oneof![
         6 => (key(), size, 0..6_usize, prop::bool::weighted(0.3))
-            .prop_map(|(key, size, kind, upsert)| Step::Start { key, size, kind, upsert }),
-        6 => key().prop_map(|key| Step::End { key }),
-        1 => key().prop_map(|key| Step::Revoke { key }),
-        2 => key().prop_map(|key| Step::Exist { key }),
-        1 => key().prop_map(|key| Step::Replicas { key }),
-        1 => prop::collection::vec(key(), 0..12).prop_map(|keys| Step::BatchExist { keys }),
-        2 => (key(), any::<bool>()).prop_map(|(key, force)| Step::Remove { key, force }),
-        1 => prop::bool::weighted(0.3).prop_map(|force| Step::RemoveAll { force }),
-        2 => prop_oneof![0..5000_u64, Just(DISCARD_MS), Just(RELEASE_MS)].prop_map(|ms| Step::Tick { ms }),
-        2 => (1..=NODES).prop_map(|node| Step::Mount { node }),
-        1 => (1..=NODES).prop_map(|node| Step::Unmount { node }),
-        1 => (1..=NODES).prop_map(|node| Step::Lost { node }),
-        2 => (key(), 1..=NODES, any::<bool>()).prop_map(|(key, to, moves)| Step::Transfer { key, to, moves }),
-        2 => (key(), any::<bool>()).prop_map(|(key, done)| Step::TransferEnd { key, done }),
+            .prop_map(|(key, size, kind, upsert)| ModelStep::Start { key, size, kind, upsert }),
+        6 => key().prop_map(|key| ModelStep::End { key }),
+        1 => key().prop_map(|key| ModelStep::Revoke { key }),
+        2 => key().prop_map(|key| ModelStep::Exist { key }),
+        1 => key().prop_map(|key| ModelStep::Replicas { key }),
+        1 => prop::collection::vec(key(), 0..12).prop_map(|keys| ModelStep::BatchExist { keys }),
+        2 => (key(), any::<bool>()).prop_map(|(key, force)| ModelStep::Remove { key, force }),
+        1 => prop::bool::weighted(0.3).prop_map(|force| ModelStep::RemoveAll { force }),
+        2 => prop_oneof![0..5000_u64, Just(DISCARD_MS), Just(RELEASE_MS)].prop_map(|ms| ModelStep::Tick { ms }),
+        2 => (1..=NODES).prop_map(|node| ModelStep::Mount { node }),
+        1 => (1..=NODES).prop_map(|node| ModelStep::Unmount { node }),
+        1 => (1..=NODES).prop_map(|node| ModelStep::Lost { node }),
+        2 => (key(), 1..=NODES, any::<bool>()).prop_map(|(key, to, moves)| ModelStep::Transfer { key, to, moves }),
+        2 => (key(), any::<bool>()).prop_map(|(key, done)| ModelStep::TransferEnd { key, done }),
     ]
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Object {
+pub(crate) struct ModelObject {
     pub(crate) size: u64,
     pub(crate) nodes: BTreeSet<String>,
     pub(crate) written: bool,
@@ -63,26 +63,26 @@ pub(crate) struct Object {
     pub(crate) stamp: u64,
     pub(crate) hard_pin: bool,
     pub(crate) transfer: Option<(bool, u64)>,
-    pub(crate) pending: Option<Pending>,
+    pub(crate) pending: Option<ModelPendingVersion>,
     /// Whether a new version was given up without its writer's doing, so that its end would be mistaken for that of this one.
-    pub(crate) disowned: bool,
+    pub(crate) superseded: bool,
 }
 
 /// A new version of an object that is being written.
 #[derive(Clone, Debug)]
-pub(crate) struct Pending {
+pub(crate) struct ModelPendingVersion {
     pub(crate) size: u64,
     pub(crate) nodes: BTreeSet<String>,
     pub(crate) stamp: u64,
     pub(crate) hard_pin: bool,
 }
 
-impl Object {
+impl ModelObject {
     pub(crate) fn end(&mut self, now: u64) -> Result<(), ErrorCode> {
-        if let Some(Pending { size, nodes, hard_pin, .. }) = self.pending.take() {
+        if let Some(ModelPendingVersion { size, nodes, hard_pin, .. }) = self.pending.take() {
             (self.size, self.nodes, self.hard_pin, self.stamp) = (size, nodes, hard_pin, now);
-            self.disowned = false;
-        } else if self.disowned {
+            self.superseded = false;
+        } else if self.superseded {
             return Err(ErrorCode::ILLEGAL_CLIENT);
         } else if !self.written {
             (self.written, self.stamp) = (true, now);
@@ -91,13 +91,13 @@ impl Object {
     }
 
     pub(crate) fn abandon_pending(&mut self) {
-        self.disowned |= self.pending.take().is_some();
+        self.superseded |= self.pending.take().is_some();
     }
 }
 
 #[derive(Default)]
-pub(crate) struct Model {
-    pub(crate) objects: BTreeMap<&'static str, Object>,
+pub(crate) struct MasterModel {
+    pub(crate) objects: BTreeMap<&'static str, ModelObject>,
     pub(crate) silent: BTreeSet<String>,
 }
 
@@ -105,8 +105,8 @@ pub(crate) fn name(node: u64) -> String {
     segment(node, MIB).name
 }
 
-impl Model {
-    pub(crate) fn readable(&self, key: &str) -> Result<&Object, ErrorCode> {
+impl MasterModel {
+    pub(crate) fn readable(&self, key: &str) -> Result<&ModelObject, ErrorCode> {
         let object = self.objects.get(key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         if !object.written {
             return Err(ErrorCode::REPLICA_IS_NOT_READY);
@@ -165,14 +165,14 @@ impl Model {
     }
 
     /// Whether it is right that something has gone.
-    pub(crate) fn gone(&mut self, key: &str, cause: RemoveCause, now: u64) -> bool {
+    pub(crate) fn remove_lost(&mut self, key: &str, cause: RemoveCause, now: u64) -> bool {
         let Some(object) = self.objects.remove(key) else { return false };
         match cause {
             RemoveCause::Evicted => {
                 let is_idle = object.transfer.is_none() && object.pending.is_none();
                 object.written && !object.hard_pin && is_idle && object.stamp <= now
             }
-            RemoveCause::Unended => !object.written && object.stamp + DISCARD_MS <= now,
+            RemoveCause::PutTimedOut => !object.written && object.stamp + DISCARD_MS <= now,
             RemoveCause::Revoked => !object.written,
             RemoveCause::SegmentLost => object.nodes.is_empty(),
             _ => true,

@@ -4,16 +4,19 @@ use std::collections::BTreeMap;
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::Uuid;
-use moongate_kvcore::{Fact, InventoryRecord, ObjectVersion, RestoreOutcome, Settings, SnapshotCursor};
+use moongate_kvcore::{
+    InventoryRecord, MasterCoreOptions, ObjectVersion, RestoreOutcome, SnapshotCursor, StateChange,
+};
 use proptest::prelude::*;
 
-use crate::world::{Config, MIB, TENANT, World, id};
+use crate::harness::{MIB, TENANT, TestMasterCore, TestReplicateConfig, id};
 
 const WINDOW: u64 = 60_000;
 
 /// A master that has lost its log, and segments whose inventory is awaited.
-fn world(segments: u64) -> World {
-    let mut world = World::new(Settings { lease_ttl_ms: 100, ..Settings::default() });
+fn world(segments: u64) -> TestMasterCore {
+    let mut world =
+        TestMasterCore::new(MasterCoreOptions { lease_ttl_ms: 100, ..MasterCoreOptions::default() });
     world.master.open_rebuild(world.now, world.now + WINDOW);
     for number in 1..=segments {
         assert!(world.master.announce_inventory(world.now, id(number)));
@@ -27,13 +30,13 @@ fn record(key: &str, offset: u64, size: u64, sequence: u64) -> InventoryRecord<'
     InventoryRecord { tenant: TENANT, key, offset, size, version, crc: sequence as u32, ..Default::default() }
 }
 
-fn offer(world: &mut World, segment: u64, records: &[InventoryRecord<'_>]) -> Vec<RestoreOutcome> {
+fn offer(world: &mut TestMasterCore, segment: u64, records: &[InventoryRecord<'_>]) -> Vec<RestoreOutcome> {
     let client = id(100 + segment);
     world.master.restore_inventory(world.now, id(segment), client, records, &mut world.facts).unwrap()
 }
 
 /// The ranges of all objects, and of what is held, by segment. None of them overlap.
-fn ranges(world: &World) -> BTreeMap<Uuid, Vec<(u64, u64)>> {
+fn ranges(world: &TestMasterCore) -> BTreeMap<Uuid, Vec<(u64, u64)>> {
     let (mut facts, mut cursor) = (Vec::new(), Some(SnapshotCursor::default()));
     while let Some(from) = cursor {
         cursor = world.master.snapshot(from, 64, &mut facts);
@@ -41,12 +44,12 @@ fn ranges(world: &World) -> BTreeMap<Uuid, Vec<(u64, u64)>> {
     let mut ranges: BTreeMap<Uuid, Vec<(u64, u64)>> = BTreeMap::new();
     for fact in facts {
         match fact {
-            Fact::Stored { object, .. } | Fact::Started(object) => {
-                for place in object.places.iter() {
+            StateChange::ObjectStored { object, .. } | StateChange::ObjectStarted(object) => {
+                for place in object.locations.iter() {
                     ranges.entry(place.segment).or_default().push((place.offset, place.offset + object.size));
                 }
             }
-            Fact::Held { segment, offset, size, .. } => {
+            StateChange::RangeQuarantined { segment, offset, size, .. } => {
                 ranges.entry(segment).or_default().push((offset, offset + size));
             }
             _ => {}
@@ -82,19 +85,22 @@ fn what_is_proven_is_there_again_and_what_is_not_is_refused() {
         offer(&mut world, 2, &[record("a", 4096, 100, 1), older, newer]),
         [Merged, OlderVersion, Restored]
     );
-    assert!(world.places("a").len() == 2 && world.places("e").len() == 1);
+    assert!(world.segments_of("a").len() == 2 && world.segments_of("e").len() == 1);
     assert_eq!(ranges(&world)[&id(1)], [(0, 100)]);
-    let facts = world.facts.iter().filter(|fact| matches!(fact, Fact::Stored { .. })).count();
+    let facts = world.facts.iter().filter(|fact| matches!(fact, StateChange::ObjectStored { .. })).count();
     assert_eq!(facts, 4, "the journal has each");
 }
 
 #[test]
-fn a_segment_takes_nothing_new_until_its_inventory_is_offered_or_the_time_is_over() {
+fn segment_allocates_nothing_before_inventory_or_deadline() {
     let mut world = world(1);
-    assert_eq!(world.start("new", 100, &Config::default()).unwrap_err(), ErrorCode::NO_AVAILABLE_HANDLE);
+    assert_eq!(
+        world.start("new", 100, &TestReplicateConfig::default()).unwrap_err(),
+        ErrorCode::NO_AVAILABLE_HANDLE
+    );
     assert_eq!(world.master.finish_inventory(id(1), id(999)), Err(ErrorCode::ILLEGAL_CLIENT));
     world.master.finish_inventory(id(1), id(101)).unwrap();
-    world.start("new", 100, &Config::default()).unwrap();
+    world.start("new", 100, &TestReplicateConfig::default()).unwrap();
     // From now on ranges may have been written again.
     let late = [record("a", 4096, 100, 1)];
     let refused = world.master.restore_inventory(world.now, id(1), id(101), &late, &mut ());
@@ -105,7 +111,7 @@ fn a_segment_takes_nothing_new_until_its_inventory_is_offered_or_the_time_is_ove
     world.now += 30_000;
     world.master.ping(world.now, id(101));
     world.master.tick(world.now, &mut world.facts);
-    world.start("new", 100, &Config::default()).unwrap();
+    world.start("new", 100, &TestReplicateConfig::default()).unwrap();
     let refused = world.master.restore_inventory(world.now, id(1), id(101), &late, &mut ());
     assert_eq!(refused, Err(ErrorCode::INVALID_PARAMS));
     assert!(world.master.announce_inventory(world.now, id(9)));
@@ -119,7 +125,7 @@ fn what_clients_did_meanwhile_wins() {
     use RestoreOutcome::*;
     let mut world = world(2);
     world.master.finish_inventory(id(2), id(102)).unwrap();
-    let config = Config::default();
+    let config = TestReplicateConfig::default();
     world.put("written", 100, &config).unwrap();
     world.start("begun", 100, &config).unwrap();
     world.put("gone", 100, &config).unwrap();
@@ -140,7 +146,7 @@ fn what_clients_did_meanwhile_wins() {
 
 #[test]
 fn without_a_rebuild_nothing_is_restored() {
-    let mut world = World::with_segments(Settings::default(), &[MIB]);
+    let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[MIB]);
     assert!(
         !world.master.announce_inventory(world.now, id(1))
             && !world.master.announce_inventory(world.now, id(2))
@@ -153,22 +159,25 @@ fn without_a_rebuild_nothing_is_restored() {
 #[test]
 fn a_state_with_a_part_of_its_objects_gets_the_others_back() {
     use RestoreOutcome::*;
-    let mut world = World::with_segments(Settings::default(), &[MIB]);
-    world.put("proven", 100, &Config::default()).unwrap();
+    let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[MIB]);
+    world.put("proven", 100, &TestReplicateConfig::default()).unwrap();
     world.master.open_rebuild(world.now, world.now + WINDOW);
-    assert_eq!(world.start("new", 100, &Config::default()).unwrap_err(), ErrorCode::NO_AVAILABLE_HANDLE);
-    assert_eq!(world.master.check_settled(id(1), id(101)), Err(ErrorCode::INVALID_PARAMS));
+    assert_eq!(
+        world.start("new", 100, &TestReplicateConfig::default()).unwrap_err(),
+        ErrorCode::NO_AVAILABLE_HANDLE
+    );
+    assert_eq!(world.master.check_inventory_complete(id(1), id(101)), Err(ErrorCode::INVALID_PARAMS));
     assert!(world.master.announce_inventory(world.now, id(1)));
     let records = [record("proven", 8192, 50, 9), record("other", 0, 100, 9), record("lost", 4096, 100, 3)];
     assert_eq!(offer(&mut world, 1, &records), [WrittenSince, Overlapping, Restored]);
     world.master.finish_inventory(id(1), id(101)).unwrap();
-    assert_eq!(world.master.check_settled(id(1), id(101)), Ok(()));
-    assert!(world.start("new", 100, &Config::default()).is_ok() && world.has("lost"));
+    assert_eq!(world.master.check_inventory_complete(id(1), id(101)), Ok(()));
+    assert!(world.start("new", 100, &TestReplicateConfig::default()).is_ok() && world.has("lost"));
     ranges(&world);
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum RebuildStep {
     Offer { segment: u64, key: u8, slot: u64, size: u64, sequence: u64 },
     Put { key: u8, size: u64 },
     Start { key: u8, size: u64 },
@@ -177,16 +186,16 @@ enum Step {
     Wait { ms: u64 },
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = RebuildStep> {
     prop_oneof![
         6 => (1..4_u64, 0..12_u8, 0..40_u64, 1..9000_u64, 0..6_u64).prop_map(
-            |(segment, key, slot, size, sequence)| Step::Offer { segment, key, slot, size, sequence }
+            |(segment, key, slot, size, sequence)| RebuildStep::Offer { segment, key, slot, size, sequence }
         ),
-        2 => (0..12_u8, 1..9000_u64).prop_map(|(key, size)| Step::Put { key, size }),
-        1 => (0..12_u8, 1..9000_u64).prop_map(|(key, size)| Step::Start { key, size }),
-        1 => (0..12_u8).prop_map(|key| Step::Remove { key }),
-        1 => (1..4_u64).prop_map(|segment| Step::Finish { segment }),
-        1 => (1..400_u64).prop_map(|ms| Step::Wait { ms }),
+        2 => (0..12_u8, 1..9000_u64).prop_map(|(key, size)| RebuildStep::Put { key, size }),
+        1 => (0..12_u8, 1..9000_u64).prop_map(|(key, size)| RebuildStep::Start { key, size }),
+        1 => (0..12_u8).prop_map(|key| RebuildStep::Remove { key }),
+        1 => (1..4_u64).prop_map(|segment| RebuildStep::Finish { segment }),
+        1 => (1..400_u64).prop_map(|ms| RebuildStep::Wait { ms }),
     ]
 }
 
@@ -199,7 +208,7 @@ proptest! {
         let mut finished = std::collections::BTreeSet::new();
         for step in steps {
             match step {
-                Step::Offer { segment, key, slot, size, sequence } => {
+                RebuildStep::Offer { segment, key, slot, size, sequence } => {
                     let name = format!("key-{key}");
                     let records = [record(&name, slot * 4096, size, sequence)];
                     let client = id(100 + segment);
@@ -207,31 +216,31 @@ proptest! {
                         world.master.restore_inventory(world.now, id(segment), client, &records, &mut world.facts);
                     prop_assert_eq!(outcome.is_err(), finished.contains(&segment));
                     if touched.contains(&key) && let Ok(outcomes) = outcome {
-                        prop_assert!(!outcomes[0].is_kept(), "{:?} of {}", outcomes, name);
+                        prop_assert!(!outcomes[0].is_accepted(), "{:?} of {}", outcomes, name);
                     }
                 }
-                Step::Put { key, size } => {
-                    let done = world.put(&format!("key-{key}"), size, &Config::default());
+                RebuildStep::Put { key, size } => {
+                    let done = world.put(&format!("key-{key}"), size, &TestReplicateConfig::default());
                     if done.is_ok() {
                         touched.insert(key);
                     }
                 }
-                Step::Start { key, size } => {
-                    if world.start(&format!("key-{key}"), size, &Config::default()).is_ok() {
+                RebuildStep::Start { key, size } => {
+                    if world.start(&format!("key-{key}"), size, &TestReplicateConfig::default()).is_ok() {
                         touched.insert(key);
                     }
                 }
-                Step::Remove { key } => {
+                RebuildStep::Remove { key } => {
                     let removed = world.remove(&format!("key-{key}"));
                     if matches!(removed, Ok(()) | Err(ErrorCode::OBJECT_NOT_FOUND)) {
                         touched.insert(key);
                     }
                 }
-                Step::Finish { segment } => {
+                RebuildStep::Finish { segment } => {
                     world.master.finish_inventory(id(segment), id(100 + segment)).unwrap();
                     finished.insert(segment);
                 }
-                Step::Wait { ms } => {
+                RebuildStep::Wait { ms } => {
                     world.now += ms;
                     (1..4).for_each(|number| _ = world.master.ping(world.now, id(100 + number)));
                     world.master.tick(world.now, &mut world.facts);
@@ -240,7 +249,7 @@ proptest! {
             ranges(&world);
         }
         // A follower that has the facts has the same objects.
-        let follower = World::new(Settings::default());
+        let follower = TestMasterCore::new(MasterCoreOptions::default());
         for fact in &world.facts {
             let _ = follower.master.apply(fact);
         }

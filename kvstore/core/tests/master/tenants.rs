@@ -1,24 +1,27 @@
 //! Tenants and their quotas.
 
 use mooncake_wire::ErrorCode;
-use moongate_kvcore::{Master, Settings};
+use moongate_kvcore::{MasterCore, MasterCoreOptions};
 
-use crate::world::{Config, MIB, WRITER, World};
+use crate::harness::{MIB, TestMasterCore, TestReplicateConfig, WRITER};
 
-fn put(world: &mut World, tenant: &str, key: &str, size: u64) -> Result<(), ErrorCode> {
-    let World { master, now, facts } = world;
-    master.put_start(*now, WRITER, tenant, key, size, &Config::default(), facts)?;
+fn put(world: &mut TestMasterCore, tenant: &str, key: &str, size: u64) -> Result<(), ErrorCode> {
+    let TestMasterCore { master, now, facts } = world;
+    master.put_start(*now, WRITER, tenant, key, size, &TestReplicateConfig::default(), facts)?;
     let meta = mooncake_wire::types::ObjectMeta { key, object_checksum: None };
     master.put_end(*now, WRITER, tenant, &meta, mooncake_wire::types::ReplicaType::ALL, facts)
 }
 
-fn world() -> World {
-    World::with_segments(Settings { multi_tenant: true, ..Settings::default() }, &[8 * MIB])
+fn world() -> TestMasterCore {
+    TestMasterCore::with_segments(
+        MasterCoreOptions { multi_tenant: true, ..MasterCoreOptions::default() },
+        &[8 * MIB],
+    )
 }
 
 #[test]
 fn without_tenants_the_name_does_not_matter() {
-    let mut world = World::with_segments(Settings::default(), &[MIB]);
+    let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[MIB]);
     put(&mut world, "a", "k", 10).unwrap();
     assert!(world.master.exist(world.now, "b", "k"));
     assert_eq!(world.master.quotas(), Err(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE));
@@ -51,7 +54,8 @@ fn tenants_have_name_spaces_and_quotas() {
 
 #[test]
 fn without_segments_nobody_has_anything() {
-    let mut world = World::new(Settings { multi_tenant: true, ..Settings::default() });
+    let mut world =
+        TestMasterCore::new(MasterCoreOptions { multi_tenant: true, ..MasterCoreOptions::default() });
     let quota = world.master.set_quota("a", MIB, &mut world.facts).unwrap();
     assert_eq!((quota.requested_quota_bytes, quota.effective_quota_bytes), (MIB, 0));
     world.mount(1, 8 * MIB).unwrap();
@@ -87,7 +91,7 @@ fn quotas_are_scaled_to_what_there_is() {
     for (tenant, quota) in [("a", 8 * MIB), ("b", 24 * MIB)] {
         world.master.set_quota(tenant, quota, &mut ()).unwrap();
     }
-    let effective = |master: &Master| {
+    let effective = |master: &MasterCore| {
         let quotas = master.quotas().unwrap();
         quotas.iter().map(|it| it.effective_quota_bytes).collect::<Vec<_>>()
     };
@@ -96,6 +100,6 @@ fn quotas_are_scaled_to_what_there_is() {
     world.mount(2, 100 * MIB).unwrap();
     assert_eq!(effective(&world.master), [8 * MIB, 24 * MIB]);
     // The second node is not heard of any more.
-    world.live(80_000, &[1]);
+    world.advance_with_heartbeats(80_000, &[1]);
     assert_eq!(effective(&world.master), [2 * MIB, 6 * MIB]);
 }

@@ -2,29 +2,31 @@
 //! same state.
 
 use mooncake_wire::types::{ObjectMeta, ReplicaType, Uuid};
-use moongate_kvcore::{Effects, Fact, Master, Settings, Work};
+use moongate_kvcore::{ClientObjectKey, MasterCore, MasterCoreOptions, StateChange, StateChangeSink};
 use parking_lot::Mutex;
 
-use crate::world::{Config, MIB, TENANT, grouped, id, known, replayed, segment, soft_pinned};
+use crate::harness::{
+    MIB, TENANT, TestReplicateConfig, comparable_state, grouped, id, replayed, segment, soft_pinned,
+};
 
 const THREADS: u64 = 4;
 const STEPS: u64 = 4000;
 const NODES: u64 = 3;
 
-struct Log<'a>(&'a Mutex<Vec<Fact<'static>>>);
+struct SharedChangeLog<'a>(&'a Mutex<Vec<StateChange<'static>>>);
 
-impl Effects for Log<'_> {
-    fn fact(&mut self, fact: Fact<'_>) {
+impl StateChangeSink for SharedChangeLog<'_> {
+    fn record(&mut self, fact: StateChange<'_>) {
         self.0.lock().push(fact.into_owned());
     }
 }
 
-fn config(random: &mut fastrand::Rng) -> Config {
+fn config(random: &mut fastrand::Rng) -> TestReplicateConfig {
     match random.u8(..4) {
-        0 => Config { replica_num: 2, ..Config::default() },
+        0 => TestReplicateConfig { replica_num: 2, ..TestReplicateConfig::default() },
         1 => soft_pinned(5000),
         2 => grouped(["x", "y", "z"][random.usize(..3)]),
-        _ => Config::default(),
+        _ => TestReplicateConfig::default(),
     }
 }
 
@@ -32,10 +34,16 @@ fn node(random: &mut fastrand::Rng) -> u64 {
     random.u64(1..=NODES)
 }
 
-fn step(master: &Master, now: u64, random: &mut fastrand::Rng, client: Uuid, fx: &mut Log<'_>) {
+fn step(
+    master: &MasterCore,
+    now: u64,
+    random: &mut fastrand::Rng,
+    client: Uuid,
+    fx: &mut SharedChangeLog<'_>,
+) {
     let key = format!("key{}", random.u8(..60));
     let key = key.as_str();
-    let work = Work { client, tenant: TENANT, key };
+    let work = ClientObjectKey { client, tenant: TENANT, key };
     let named = |number: u64| segment(number, 4 * MIB).name;
     match random.u8(..40) {
         0..15 => {
@@ -69,18 +77,18 @@ fn step(master: &Master, now: u64, random: &mut fastrand::Rng, client: Uuid, fx:
             let number = node(random);
             let _ = master.unmount(now, id(number), id(100 + number), fx);
         }
-        38 if random.u8(..4) == 0 => master.client_lost(now, id(100 + node(random)), fx),
+        38 if random.u8(..4) == 0 => master.client_disconnected(now, id(100 + node(random)), fx),
         _ => master.tick(now, fx),
     }
 }
 
 #[test]
 fn threads_together_leave_a_state_that_their_facts_explain() {
-    let settings = Settings { shards: 8, ramp_ms: 0, ..Settings::default() };
-    let master = Master::new(settings.clone());
+    let settings = MasterCoreOptions { shards: 8, ramp_ms: 0, ..MasterCoreOptions::default() };
+    let master = MasterCore::new(settings.clone());
     let log = Mutex::new(Vec::new());
     for number in 1..=NODES {
-        master.mount(0, &segment(number, 4 * MIB), id(100 + number), &mut Log(&log)).unwrap();
+        master.mount(0, &segment(number, 4 * MIB), id(100 + number), &mut SharedChangeLog(&log)).unwrap();
     }
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -88,14 +96,14 @@ fn threads_together_leave_a_state_that_their_facts_explain() {
             scope.spawn(move || {
                 let mut random = fastrand::Rng::with_seed(thread);
                 for now in 0..STEPS {
-                    step(master, now * 20, &mut random, id(500 + thread), &mut Log(log));
+                    step(master, now * 20, &mut random, id(500 + thread), &mut SharedChangeLog(log));
                 }
             });
         }
     });
     let facts = log.into_inner();
     assert!(facts.len() > 1000);
-    assert_eq!(known(&replayed(&settings, &facts, STEPS * 20)), known(&master));
+    assert_eq!(comparable_state(&replayed(&settings, &facts, STEPS * 20)), comparable_state(&master));
     // Everything can be given back.
     let now = STEPS * 20 + 10_000_000;
     for _ in 0..3 {
@@ -105,5 +113,5 @@ fn threads_together_leave_a_state_that_their_facts_explain() {
         master.tick(now, &mut ());
     }
     master.remove_all(now, None, true, &mut ());
-    assert_eq!((master.key_count(), master.fill().used), (0, 0));
+    assert_eq!((master.key_count(), master.space_usage().used), (0, 0));
 }

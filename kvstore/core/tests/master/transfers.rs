@@ -1,25 +1,25 @@
 //! Copies, moves, tasks and drain jobs.
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::admin::{CreateDrainJob, JobStatus};
+use mooncake_wire::admin::{CreateDrainJobRequest, JobStatus};
 use mooncake_wire::types::{SegmentStatus, TaskCompletion, TaskStatus, TaskType};
-use moongate_kvcore::{DynamicReplication, Settings, Work};
+use moongate_kvcore::{ClientObjectKey, DynamicReplicationMode, MasterCoreOptions};
 
-use crate::world::{Config, MIB, TENANT, World, id};
+use crate::harness::{MIB, TENANT, TestMasterCore, TestReplicateConfig, id};
 
 const FIRST: &str = "10.0.0.1:12000";
 const SECOND: &str = "10.0.0.2:12000";
 
-fn on_first() -> Config {
-    Config { preferred_segment: FIRST, ..Config::default() }
+fn on_first() -> TestReplicateConfig {
+    TestReplicateConfig { preferred_segment: FIRST, ..TestReplicateConfig::default() }
 }
 
-fn work(key: &str) -> Work<'_> {
-    Work { client: id(101), tenant: TENANT, key }
+fn work(key: &str) -> ClientObjectKey<'_> {
+    ClientObjectKey { client: id(101), tenant: TENANT, key }
 }
 
-fn world() -> World {
-    let mut world = World::with_segments(Settings::default(), &[8 * MIB, 8 * MIB]);
+fn world() -> TestMasterCore {
+    let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[8 * MIB, 8 * MIB]);
     world.put("k", 1000, &on_first()).unwrap();
     world
 }
@@ -27,7 +27,7 @@ fn world() -> World {
 #[test]
 fn a_copy_adds_a_replica() {
     let mut world = world();
-    let World { master, now, facts } = &mut world;
+    let TestMasterCore { master, now, facts } = &mut world;
     assert_eq!(master.copy_end(*now, work("k"), None, facts), Err(ErrorCode::OBJECT_NO_REPLICATION_TASK));
     let start = |key, source, target: &str, facts: &mut Vec<_>| {
         master.copy_start(*now, work(key), source, &[target], None, facts)
@@ -41,11 +41,11 @@ fn a_copy_adds_a_replica() {
     assert_eq!(start("k", FIRST, SECOND, facts), Err(ErrorCode::OBJECT_HAS_REPLICATION_TASK));
     assert_eq!(master.remove(*now, TENANT, "k", true, facts), Err(ErrorCode::REPLICA_IS_NOT_READY));
     assert_eq!(master.move_end(*now, work("k"), facts), Err(ErrorCode::INVALID_PARAMS));
-    let other = Work { client: id(9), ..work("k") };
+    let other = ClientObjectKey { client: id(9), ..work("k") };
     assert_eq!(master.copy_end(*now, other, None, facts), Err(ErrorCode::ILLEGAL_CLIENT));
     assert_eq!(master.peek(TENANT, &["k"])[0].as_ref().unwrap().len(), 1);
     master.copy_end(*now, work("k"), None, facts).unwrap();
-    assert_eq!(world.places("k"), [FIRST, SECOND]);
+    assert_eq!(world.segments_of("k"), [FIRST, SECOND]);
     world.remove("k").unwrap();
     assert_eq!(world.used(), 0);
 }
@@ -53,26 +53,26 @@ fn a_copy_adds_a_replica() {
 #[test]
 fn a_copy_that_is_given_up_or_not_ended_leaves_nothing() {
     let mut world = world();
-    let World { master, now, facts } = &mut world;
+    let TestMasterCore { master, now, facts } = &mut world;
     master.copy_start(*now, work("k"), FIRST, &[SECOND], None, facts).unwrap();
     master.copy_revoke(*now, work("k"), None, facts).unwrap();
-    assert_eq!(master.fill().used, 1000);
+    assert_eq!(master.space_usage().used, 1000);
     master.copy_start(*now, work("k"), FIRST, &[SECOND], None, facts).unwrap();
-    assert_eq!(master.fill().used, 2000);
-    world.live(600_000, &[1, 2]);
-    assert_eq!((world.used(), world.places("k")), (1000, vec![FIRST.to_owned()]));
+    assert_eq!(master.space_usage().used, 2000);
+    world.advance_with_heartbeats(600_000, &[1, 2]);
+    assert_eq!((world.used(), world.segments_of("k")), (1000, vec![FIRST.to_owned()]));
 }
 
 #[test]
 fn a_move_takes_the_old_replica_away_once_nobody_reads_it() {
     let mut world = world();
     assert!(world.exists("k"));
-    let World { master, now, facts } = &mut world;
+    let TestMasterCore { master, now, facts } = &mut world;
     assert_eq!(master.move_start(*now, work("k"), FIRST, FIRST, facts), Err(ErrorCode::INVALID_PARAMS));
     assert!(master.move_start(*now, work("k"), FIRST, SECOND, facts).unwrap().target.is_some());
     master.move_end(*now, work("k"), facts).unwrap();
-    assert_eq!((world.places("k"), world.used()), (vec![SECOND.to_owned()], 2000));
-    world.live(10_000, &[1, 2]);
+    assert_eq!((world.segments_of("k"), world.used()), (vec![SECOND.to_owned()], 2000));
+    world.advance_with_heartbeats(10_000, &[1, 2]);
     assert_eq!(world.used(), 1000);
 }
 
@@ -80,7 +80,7 @@ fn a_move_takes_the_old_replica_away_once_nobody_reads_it() {
 fn a_segment_that_goes_in_the_middle_of_a_copy() {
     for gone in [1, 2] {
         let mut world = world();
-        let World { master, now, facts } = &mut world;
+        let TestMasterCore { master, now, facts } = &mut world;
         master.copy_start(*now, work("k"), FIRST, &[SECOND], None, facts).unwrap();
         master.unmount(*now, id(gone), id(100 + gone), facts).unwrap();
         assert_eq!(world.has("k"), gone == 2);
@@ -91,7 +91,7 @@ fn a_segment_that_goes_in_the_middle_of_a_copy() {
 #[test]
 fn tasks_are_fetched_done_and_remembered() {
     let mut world = world();
-    let World { master, now, .. } = &mut world;
+    let TestMasterCore { master, now, .. } = &mut world;
     let missing = master.create_copy_task(*now, TENANT, "l", &[SECOND], &mut ());
     assert_eq!(missing, Err(ErrorCode::OBJECT_NOT_FOUND));
     assert_eq!(master.create_copy_task(*now, TENANT, "k", &["no"], &mut ()), Err(ErrorCode::INVALID_PARAMS));
@@ -132,15 +132,15 @@ fn tasks_are_fetched_done_and_remembered() {
     assert_eq!(complete(id(101), done(copy, TaskStatus::SUCCESS)), Ok(()));
     let report = master.query_task(copy).unwrap();
     assert_eq!((report.status, report.task_type), (TaskStatus::SUCCESS, TaskType::REPLICA_COPY));
-    world.live(300_000, &[1, 2]);
+    world.advance_with_heartbeats(300_000, &[1, 2]);
     let report = world.master.query_task(moving).unwrap();
     assert_eq!((report.status, report.message.as_str()), (TaskStatus::FAILED, "not done in time"));
 }
 
 #[test]
 fn waiting_tasks_are_bounded() {
-    let settings = Settings { max_tasks: 2, ..Settings::default() };
-    let mut world = World::with_segments(settings, &[MIB, MIB]);
+    let settings = MasterCoreOptions { max_tasks: 2, ..MasterCoreOptions::default() };
+    let mut world = TestMasterCore::with_segments(settings, &[MIB, MIB]);
     world.put("k", 10, &on_first()).unwrap();
     for _ in 0..2 {
         world.master.create_copy_task(world.now, TENANT, "k", &[SECOND], &mut ()).unwrap();
@@ -150,7 +150,7 @@ fn waiting_tasks_are_bounded() {
 }
 
 /// Does what nodes do with their tasks, or fails to.
-fn work_off(world: &mut World, works: bool) {
+fn complete_tasks(world: &mut TestMasterCore, works: bool) {
     for node in [1, 2] {
         let client = id(100 + node);
         for task in world.master.fetch_tasks(world.now, client, 16, &mut ()) {
@@ -159,8 +159,8 @@ fn work_off(world: &mut World, works: bool) {
                 after.split_once('"').unwrap().0.to_owned()
             };
             let (key, source) = (field("key"), field("source"));
-            let work = Work { client, tenant: TENANT, key: &key };
-            let World { master, now, facts } = world;
+            let work = ClientObjectKey { client, tenant: TENANT, key: &key };
+            let TestMasterCore { master, now, facts } = world;
             if works {
                 master.move_start(*now, work, &source, &field("target"), facts).unwrap();
                 master.move_end(*now, work, facts).unwrap();
@@ -172,19 +172,20 @@ fn work_off(world: &mut World, works: bool) {
     }
 }
 
-fn drain(works: bool) -> (World, mooncake_wire::admin::DrainJob) {
-    let mut world = World::with_segments(Settings::default(), &[8 * MIB, 8 * MIB]);
+fn drain(works: bool) -> (TestMasterCore, mooncake_wire::admin::DrainJobResponse) {
+    let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[8 * MIB, 8 * MIB]);
     for number in 0..10 {
         world.put(&format!("key{number}"), 1000, &on_first()).unwrap();
     }
-    let request = CreateDrainJob { segments: vec![FIRST.to_owned()], ..CreateDrainJob::default() };
+    let request =
+        CreateDrainJobRequest { segments: vec![FIRST.to_owned()], ..CreateDrainJobRequest::default() };
     let job = world.master.create_drain_job(world.now, &request, &mut world.facts).unwrap();
     assert_eq!(world.master.segment_status(FIRST), Ok(SegmentStatus::DRAINING));
     for _ in 0..20 {
-        world.live(1000, &[1, 2]);
+        world.advance_with_heartbeats(1000, &[1, 2]);
         let report = world.master.drain_job(job).unwrap();
         assert!(report.active_units <= 4);
-        work_off(&mut world, works);
+        complete_tasks(&mut world, works);
     }
     let report = world.master.drain_job(job).unwrap();
     (world, report)
@@ -195,7 +196,7 @@ fn draining_moves_everything() {
     let (world, job) = drain(true);
     assert_eq!((job.status, job.succeeded_units, job.migrated_bytes), (JobStatus::SUCCEEDED, 10, 10_000));
     assert_eq!(world.master.segment_status(FIRST), Ok(SegmentStatus::DRAINED));
-    assert!(world.keys().iter().all(|key| world.places(key) == [SECOND]));
+    assert!(world.keys().iter().all(|key| world.segments_of(key) == [SECOND]));
 }
 
 #[test]
@@ -204,16 +205,17 @@ fn draining_gives_up_what_cannot_be_moved() {
     assert_eq!((job.status, job.failed_units, job.succeeded_units), (JobStatus::FAILED, 10, 0));
     assert_eq!(world.keys().len(), 10);
     // It may be tried again.
-    let again = CreateDrainJob { segments: vec![FIRST.to_owned()], ..Default::default() };
-    let World { master, now, facts } = &mut world;
+    let again = CreateDrainJobRequest { segments: vec![FIRST.to_owned()], ..Default::default() };
+    let TestMasterCore { master, now, facts } = &mut world;
     assert!(master.create_drain_job(*now, &again, facts).is_ok());
 }
 
 #[test]
 fn drain_jobs_can_be_called_off() {
     let mut world = world();
-    let World { master, now, facts } = &mut world;
-    let request = |segment: &str| CreateDrainJob { segments: vec![segment.to_owned()], ..Default::default() };
+    let TestMasterCore { master, now, facts } = &mut world;
+    let request =
+        |segment: &str| CreateDrainJobRequest { segments: vec![segment.to_owned()], ..Default::default() };
     assert_eq!(master.create_drain_job(*now, &request("no"), facts), Err(ErrorCode::SEGMENT_NOT_FOUND));
     let job = master.create_drain_job(*now, &request(FIRST), facts).unwrap();
     let twice = master.create_drain_job(*now, &request(FIRST), facts);
@@ -230,30 +232,32 @@ fn drain_jobs_can_be_called_off() {
 
 #[test]
 fn an_object_is_hot_from_as_many_reads_on_as_is_set() {
-    for (mode, planned) in [(DynamicReplication::Observe, 0), (DynamicReplication::Enforce, 1)] {
-        let settings = Settings {
+    for (mode, planned) in [(DynamicReplicationMode::Observe, 0), (DynamicReplicationMode::Enforce, 1)] {
+        let settings = MasterCoreOptions {
             dynamic_replication: mode,
             hot_reads_per_second: 1.5,
             heat_window_ms: 2000,
             max_hot_replicas: 3,
-            ..Settings::default()
+            ..MasterCoreOptions::default()
         };
-        let mut world = World::with_segments(settings, &[MIB, MIB, MIB, MIB]);
-        world.put("a", 100, &Config { replica_num: 2, ..Config::default() }).unwrap();
-        let holders = world.places("a");
+        let mut world = TestMasterCore::with_segments(settings, &[MIB, MIB, MIB, MIB]);
+        world
+            .put("a", 100, &TestReplicateConfig { replica_num: 2, ..TestReplicateConfig::default() })
+            .unwrap();
+        let holders = world.segments_of("a");
         // Too slow: there are two in each window.
         for _ in 0..20 {
             world.now += 1000;
             world.master.replicas(world.now, TENANT, "a").unwrap();
         }
-        assert_eq!(world.master.counts().hot_keys, 0);
+        assert_eq!(world.master.statistics().hot_keys, 0);
         world.now += 2000;
         for _ in 0..3 {
             world.now += 600;
             world.master.replicas(world.now, TENANT, "a").unwrap();
         }
-        assert_eq!(world.master.counts().hot_keys, 1);
-        let tasks = |world: &mut World| -> Vec<String> {
+        assert_eq!(world.master.statistics().hot_keys, 1);
+        let tasks = |world: &mut TestMasterCore| -> Vec<String> {
             let nodes = 101..=104;
             nodes
                 .flat_map(|node| world.master.fetch_tasks(world.now, id(node), 9, &mut world.facts))
@@ -266,23 +270,28 @@ fn an_object_is_hot_from_as_many_reads_on_as_is_set() {
         let target = |task: &String| task.split("targets").nth(1).unwrap().to_owned();
         assert!(tasks.iter().all(|task| holders.iter().all(|it| !target(task).contains(&**it))), "{tasks:?}");
         // Once it has all the replicas that it may have, it is not looked at any more.
-        world.put("b", 100, &Config { replica_num: 3, ..Config::default() }).unwrap();
+        world
+            .put("b", 100, &TestReplicateConfig { replica_num: 3, ..TestReplicateConfig::default() })
+            .unwrap();
         for _ in 0..9 {
             world.master.replicas(world.now, TENANT, "b").unwrap();
         }
-        assert_eq!(world.master.counts().hot_keys, 1);
+        assert_eq!(world.master.statistics().hot_keys, 1);
     }
 }
 
 #[test]
 fn hot_objects_are_copied() {
-    let settings = Settings { dynamic_replication: DynamicReplication::Enforce, ..Settings::default() };
-    let mut world = World::with_segments(settings, &[8 * MIB, 8 * MIB]);
+    let settings = MasterCoreOptions {
+        dynamic_replication: DynamicReplicationMode::Enforce,
+        ..MasterCoreOptions::default()
+    };
+    let mut world = TestMasterCore::with_segments(settings, &[8 * MIB, 8 * MIB]);
     world.put("k", 1000, &on_first()).unwrap();
     for _ in 0..20 {
         world.master.replicas(world.now, TENANT, "k").unwrap();
     }
-    assert_eq!(world.master.counts().hot_keys, 1);
+    assert_eq!(world.master.statistics().hot_keys, 1);
     let tasks = world.master.fetch_tasks(world.now, id(101), 16, &mut ());
     assert_eq!(tasks.len(), 1);
     let number = |name: &str| {
@@ -294,11 +303,11 @@ fn hot_objects_are_copied() {
         second: number("dynamic_replication_lease_id_low"),
     };
     let plan = Some((lease, number("dynamic_replication_version_epoch")));
-    let World { master, now, facts } = &mut world;
+    let TestMasterCore { master, now, facts } = &mut world;
     let wrong = master.copy_start(*now, work("k"), FIRST, &[SECOND], Some((id(1), 1)), facts);
     assert_eq!(wrong, Err(ErrorCode::INVALID_PARAMS));
     master.copy_start(*now, work("k"), FIRST, &[SECOND], plan, facts).unwrap();
     assert_eq!(master.copy_end(*now, work("k"), None, facts), Err(ErrorCode::OBJECT_NO_REPLICATION_TASK));
     master.copy_end(*now, work("k"), plan, facts).unwrap();
-    assert_eq!(world.places("k").len(), 2);
+    assert_eq!(world.segments_of("k").len(), 2);
 }

@@ -1,10 +1,10 @@
 //! Who calls.
 
-use mooncake_wire::rpc::{Method, Request};
+use mooncake_wire::rpc::{Request, RpcMethod};
 use mooncake_wire::types::Uuid;
 
 /// The client that a request names as its sender, for requests that clients make all the time.
-pub(super) fn of(request: &Request<&str>) -> Option<Uuid> {
+pub(super) fn calling_client(request: &Request<&str>) -> Option<Uuid> {
     match request {
         Request::MountSegment(it) => Some(it.client_id),
         Request::ReMountSegment(it) => Some(it.client_id),
@@ -22,6 +22,6 @@ pub(super) fn of(request: &Request<&str>) -> Option<Uuid> {
 }
 
 /// Whether only clients make this call that lend memory.
-pub(super) fn is_node(method: Method) -> bool {
-    matches!(method, Method::Ping | Method::MountSegment | Method::ReMountSegment)
+pub(super) fn is_node_only(method: RpcMethod) -> bool {
+    matches!(method, RpcMethod::Ping | RpcMethod::MountSegment | RpcMethod::ReMountSegment)
 }

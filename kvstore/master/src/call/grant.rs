@@ -4,29 +4,29 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use mooncake_wire::ErrorCode;
-use mooncake_wire::capability::{Rights, SegmentKeyArguments, encode_reply};
-use mooncake_wire::frame::{Fault, attach_to_response};
-use mooncake_wire::types::{Replica, ReplicaMedium};
+use mooncake_wire::capability::{AccessRights, SegmentKeyArguments, encode_reply};
+use mooncake_wire::frame::{RpcFault, attach_to_response};
+use mooncake_wire::types::{ReplicaDescriptor, ReplicaMedium};
 
-use super::Call;
-use crate::capabilities::{Holder, KeyedSegment};
-use crate::server::Server;
+use super::RpcCall;
+use crate::capabilities::{CapabilityClaims, KeyedSegment};
+use crate::server::MasterServer;
 
-impl Call<'_> {
+impl RpcCall<'_> {
     /// Grants the caller what its reply names, if it has a certificate. A read may last as long as the lease, a write until another writer may
     /// take over the key.
     pub(super) fn grant<'r>(
         &mut self,
-        rights: Rights,
-        replicas: impl IntoIterator<Item = &'r Replica<Arc<str>>>,
+        rights: AccessRights,
+        replicas: impl IntoIterator<Item = &'r ReplicaDescriptor<Arc<str>>>,
     ) {
         let Some(certificate) = self.peer else { return };
         let settings = self.core.settings();
         let lifetime_ms = match rights {
-            Rights::Read => settings.lease_ttl_ms,
-            Rights::Write => settings.put_discard_ms,
+            AccessRights::Read => settings.lease_ttl_ms,
+            AccessRights::Write => settings.put_discard_ms,
         };
-        let holder = Holder { certificate, rights, lifetime_ms };
+        let holder = CapabilityClaims { certificate, rights, lifetime_ms };
         for replica in replicas {
             if let ReplicaMedium::Memory(buffer) = &replica.medium {
                 self.server.capabilities.issue(self.now_ms, holder, buffer, &mut self.grants);
@@ -49,13 +49,13 @@ impl Call<'_> {
 /// # Errors
 /// The fault to be answered.
 pub(super) fn receive_key(
-    server: &Server,
+    server: &MasterServer,
     now_ms: u64,
     sequence: u32,
     it: &SegmentKeyArguments,
     out: &mut BytesMut,
-) -> Result<(), Fault> {
-    let key = it.segment_key().ok_or_else(Fault::invalid_argument)?;
+) -> Result<(), RpcFault> {
+    let key = it.segment_key().ok_or_else(RpcFault::invalid_argument)?;
     let reply =
         server.master.segment_range(it.segment_id, it.client_id).and_then(|(endpoint, base, size)| {
             let segment = KeyedSegment {
@@ -69,5 +69,5 @@ pub(super) fn receive_key(
             let is_kept = server.capabilities.register(endpoint, segment);
             if is_kept { Ok(()) } else { Err(ErrorCode::NO_AVAILABLE_HANDLE) }
         });
-    encode_reply(sequence, reply, out).map_err(|_| Fault::invalid_argument())
+    encode_reply(sequence, reply, out).map_err(|_| RpcFault::invalid_argument())
 }

@@ -2,28 +2,28 @@
 
 use bytes::BytesMut;
 use mooncake_wire::ErrorCode;
-use mooncake_wire::frame::Fault;
+use mooncake_wire::frame::RpcFault;
 use mooncake_wire::inventory::{
     HARD_PIN, HAS_CHECKSUM, InventoryArguments, InventoryReply, InventoryRequest, ObjectChangesArguments,
     ObjectChangesReply, step,
 };
 use moongate_kvcore::{InventoryRecord, ObjectVersion, RestoreOutcome};
 
-use crate::journal::Recorder;
-use crate::server::Server;
+use crate::journal::FactRecorder;
+use crate::server::MasterServer;
 
 /// Answers a request.
 ///
 /// # Errors
 /// The fault to be answered.
-pub(super) fn answer(
-    server: &Server,
+pub(super) fn handle(
+    server: &MasterServer,
     now_ms: u64,
     sequence: u32,
     request: InventoryRequest<'_>,
-    fx: &mut Recorder,
+    fx: &mut FactRecorder,
     out: &mut BytesMut,
-) -> Result<(), Fault> {
+) -> Result<(), RpcFault> {
     let written = match request {
         InventoryRequest::Inventory(arguments) => {
             let reply = inventory(server, now_ms, &arguments, fx);
@@ -33,33 +33,33 @@ pub(super) fn answer(
             ObjectChangesReply::encode(&changes(server, now_ms, &arguments), sequence, out)
         }
     };
-    written.map_err(|_| Fault::invalid_argument())
+    written.map_err(|_| RpcFault::invalid_argument())
 }
 
 fn changes(
-    server: &Server,
+    server: &MasterServer,
     now_ms: u64,
     it: &ObjectChangesArguments,
 ) -> Result<ObjectChangesReply<String>, ErrorCode> {
     // An empty segment is reported as such, one that is not mounted, or whose inventory is awaited, never.
-    server.master.check_settled(it.segment_id, it.client_id)?;
+    server.master.check_inventory_complete(it.segment_id, it.client_id)?;
     let epoch = server.raise_epoch(it.epoch);
     let polled = server.feed.poll(&server.master, now_ms, it.segment_id, it.token);
     let reply = polled.ok_or(ErrorCode::NO_AVAILABLE_HANDLE)?;
-    server.master.check_settled(it.segment_id, it.client_id)?;
+    server.master.check_inventory_complete(it.segment_id, it.client_id)?;
     Ok(ObjectChangesReply { epoch, ..reply })
 }
 
 fn inventory(
-    server: &Server,
+    server: &MasterServer,
     now_ms: u64,
     it: &InventoryArguments<&str>,
-    fx: &mut Recorder,
+    fx: &mut FactRecorder,
 ) -> Result<InventoryReply, ErrorCode> {
     let epoch = server.raise_epoch(it.epoch);
-    let mut reply = InventoryReply { wanted: 1, epoch, outcomes: Vec::new() };
+    let mut reply = InventoryReply { accepted: 1, epoch, outcomes: Vec::new() };
     match it.step {
-        step::ANNOUNCE => reply.wanted = u64::from(server.master.announce_inventory(now_ms, it.segment_id)),
+        step::ANNOUNCE => reply.accepted = u64::from(server.master.announce_inventory(now_ms, it.segment_id)),
         step::RECORDS => {
             let records: Vec<InventoryRecord<'_>> =
                 (0..it.keys.len()).filter_map(|at| record(it, at)).collect();
@@ -71,7 +71,8 @@ fn inventory(
         step::FINISH => {
             server.master.finish_inventory(it.segment_id, it.client_id)?;
             let counts = server.master.restore_counts();
-            let refused: u64 = counts.iter().filter(|(it, _)| !it.is_kept()).map(|(_, count)| count).sum();
+            let refused: u64 =
+                counts.iter().filter(|(it, _)| !it.is_accepted()).map(|(_, count)| count).sum();
             tracing::info!(
                 segment = %it.segment_id,
                 restored = counts[0].1,

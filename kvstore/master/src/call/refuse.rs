@@ -1,10 +1,10 @@
 //! Calls that are refused because their changes cannot be kept.
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::rpc::{Method, Request};
+use mooncake_wire::rpc::{Request, RpcMethod};
 
 /// The code for a change that cannot be kept: the disk is full or broken.
-pub(super) const CANNOT_BE_KEPT: ErrorCode = ErrorCode::PERSISTENT_FAIL;
+pub(super) const NOT_PERSISTED: ErrorCode = ErrorCode::PERSISTENT_FAIL;
 
 /// A reply to a refused call.
 pub(super) trait RefusedReply {
@@ -31,33 +31,33 @@ impl RefusedReply for i64 {
 }
 
 /// Whether success of a call means that a change is durable. Heartbeats and repeated mounts do not: they are made again after a restart, and reads of a node that was gone for a moment depend on them.
-pub(super) fn is_promise(method: Method) -> bool {
+pub(super) fn is_durable_change(method: RpcMethod) -> bool {
     !matches!(
         method,
-        Method::ExistKey
-            | Method::BatchExistKey
-            | Method::BatchQueryIp
-            | Method::GetReplicaListByRegex
-            | Method::GetReplicaList
-            | Method::BatchGetReplicaList
-            | Method::ReMountSegment
-            | Method::ReMountNoFSegment
-            | Method::GetAllNoFSegments
-            | Method::GetNoFSegmentsByName
-            | Method::Ping
-            | Method::GetFsdir
-            | Method::QuerySegmentStatus
-            | Method::QuerySegmentStatusById
-            | Method::GetStorageConfig
-            | Method::ServiceReady
-            | Method::ReportSsdCapacity
-            | Method::PollRemoveAll
-            | Method::QueryTask
+        RpcMethod::ExistKey
+            | RpcMethod::BatchExistKey
+            | RpcMethod::BatchQueryIp
+            | RpcMethod::GetReplicaListByRegex
+            | RpcMethod::GetReplicaList
+            | RpcMethod::BatchGetReplicaList
+            | RpcMethod::ReMountSegment
+            | RpcMethod::ReMountNoFSegment
+            | RpcMethod::GetAllNoFSegments
+            | RpcMethod::GetNoFSegmentsByName
+            | RpcMethod::Ping
+            | RpcMethod::GetFsdir
+            | RpcMethod::QuerySegmentStatus
+            | RpcMethod::QuerySegmentStatusById
+            | RpcMethod::GetStorageConfig
+            | RpcMethod::ServiceReady
+            | RpcMethod::ReportSsdCapacity
+            | RpcMethod::PollRemoveAll
+            | RpcMethod::QueryTask
     )
 }
 
 /// The objects that a batch is about; 1 for other calls.
-pub(super) fn objects(request: &Request<&str>) -> usize {
+pub(super) fn object_count(request: &Request<&str>) -> usize {
     match request {
         Request::BatchPutStart(it) | Request::BatchUpsertStart(it) => it.keys.len(),
         Request::BatchPutEnd(it) => it.objects.len(),

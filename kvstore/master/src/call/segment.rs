@@ -13,11 +13,11 @@ serve! {
     ServiceReady[&'static str](_, _) => Ok(VERSION),
     GetFsdir[String](call, _) => Ok(call.server.storage.fsdir.clone()),
     GetStorageConfig[String](call, _) => Ok(call.server.storage.clone()),
-    MountSegment(call, it) => call.core.mount(call.now_ms, &it.segment, it.client_id, call.fx),
-    ReMountSegment(call, it) => call.core.remount(call.now_ms, &it.segments, it.client_id, call.fx),
-    UnmountSegment(call, it) => call.core.unmount(call.now_ms, it.segment_id, it.client_id, call.fx),
+    MountSegment(call, it) => call.core.mount(call.now_ms, &it.segment, it.client_id, call.effects),
+    ReMountSegment(call, it) => call.core.remount(call.now_ms, &it.segments, it.client_id, call.effects),
+    UnmountSegment(call, it) => call.core.unmount(call.now_ms, it.segment_id, it.client_id, call.effects),
     GracefulUnmountSegment(call, it) => {
-        call.core.graceful_unmount(call.now_ms, it.segment_id, it.client_id, it.grace_period_ms, call.fx)
+        call.core.graceful_unmount(call.now_ms, it.segment_id, it.client_id, it.grace_period_ms, call.effects)
     },
     QuerySegmentStatus(call, it) => call.core.segment_status(it.name),
     QuerySegmentStatusById(call, it) => call.core.segment_status_by_id(it.segment_id),
@@ -25,7 +25,7 @@ serve! {
     BatchQueryIp[String](call, it) => Ok(call.core.query_ip(&it.client_ids)),
     BatchReplicaClear(call, it) => {
         let cleared =
-            call.core.replica_clear(call.now_ms, DEFAULT_TENANT, &it.keys, it.client_id, it.segment, call.fx);
+            call.core.replica_clear(call.now_ms, DEFAULT_TENANT, &it.keys, it.client_id, it.segment, call.effects);
         Ok(cleared.into_iter().map(Arc::from).collect())
     },
 }

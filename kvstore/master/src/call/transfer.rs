@@ -3,28 +3,28 @@
 use std::sync::Arc;
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::capability::Rights;
+use mooncake_wire::capability::AccessRights;
 use mooncake_wire::types::{CopyPlan, MovePlan, Uuid};
-use moongate_kvcore::Work;
+use moongate_kvcore::ClientObjectKey;
 
-use super::{Call, serve};
+use super::{RpcCall, serve};
 
-fn work<'a>(client: Uuid, tenant: &'a str, key: &'a str) -> Work<'a> {
-    Work { client, tenant, key }
+fn work<'a>(client: Uuid, tenant: &'a str, key: &'a str) -> ClientObjectKey<'a> {
+    ClientObjectKey { client, tenant, key }
 }
 
-impl Call<'_> {
+impl RpcCall<'_> {
     fn grant_copy(&mut self, started: &Result<CopyPlan<Arc<str>>, ErrorCode>) {
         if let Ok(plan) = started {
-            self.grant(Rights::Read, [&plan.source]);
-            self.grant(Rights::Write, &plan.targets);
+            self.grant(AccessRights::Read, [&plan.source]);
+            self.grant(AccessRights::Write, &plan.targets);
         }
     }
 
     fn grant_move(&mut self, started: &Result<MovePlan<Arc<str>>, ErrorCode>) {
         if let Ok(plan) = started {
-            self.grant(Rights::Read, [&plan.source]);
-            self.grant(Rights::Write, &plan.target);
+            self.grant(AccessRights::Read, [&plan.source]);
+            self.grant(AccessRights::Write, &plan.target);
         }
     }
 }
@@ -32,41 +32,41 @@ impl Call<'_> {
 serve! {
     CopyStart(call, it) => {
         let work = work(it.client_id, it.tenant, it.key);
-        let started = call.core.copy_start(call.now_ms, work, it.source, &it.targets, None, call.fx);
+        let started = call.core.copy_start(call.now_ms, work, it.source, &it.targets, None, call.effects);
         call.grant_copy(&started);
         started
     },
     DynamicReplicaCopyStart(call, it) => {
         let (work, plan) = (work(it.client_id, it.tenant, it.key), (it.lease_id, it.version_epoch));
-        let started = call.core.copy_start(call.now_ms, work, it.source, &it.targets, Some(plan), call.fx);
+        let started = call.core.copy_start(call.now_ms, work, it.source, &it.targets, Some(plan), call.effects);
         call.grant_copy(&started);
         started
     },
-    CopyEnd(call, it) => call.core.copy_end(call.now_ms, work(it.client_id, it.tenant, it.key), None, call.fx),
+    CopyEnd(call, it) => call.core.copy_end(call.now_ms, work(it.client_id, it.tenant, it.key), None, call.effects),
     DynamicReplicaCopyEnd(call, it) => {
         let (work, plan) = (work(it.client_id, it.tenant, it.key), (it.lease_id, it.version_epoch));
-        call.core.copy_end(call.now_ms, work, Some(plan), call.fx)
+        call.core.copy_end(call.now_ms, work, Some(plan), call.effects)
     },
     CopyRevoke(call, it) => {
-        call.core.copy_revoke(call.now_ms, work(it.client_id, it.tenant, it.key), None, call.fx)
+        call.core.copy_revoke(call.now_ms, work(it.client_id, it.tenant, it.key), None, call.effects)
     },
     DynamicReplicaCopyRevoke(call, it) => {
         let (work, plan) = (work(it.client_id, it.tenant, it.key), (it.lease_id, it.version_epoch));
-        call.core.copy_revoke(call.now_ms, work, Some(plan), call.fx)
+        call.core.copy_revoke(call.now_ms, work, Some(plan), call.effects)
     },
     MoveStart(call, it) => {
         let work = work(it.client_id, it.tenant, it.key);
-        let started = call.core.move_start(call.now_ms, work, it.source, it.target, call.fx);
+        let started = call.core.move_start(call.now_ms, work, it.source, it.target, call.effects);
         call.grant_move(&started);
         started
     },
-    MoveEnd(call, it) => call.core.move_end(call.now_ms, work(it.client_id, it.tenant, it.key), call.fx),
-    MoveRevoke(call, it) => call.core.move_revoke(call.now_ms, work(it.client_id, it.tenant, it.key), call.fx),
-    CreateCopyTask(call, it) => call.core.create_copy_task(call.now_ms, it.tenant, it.key, &it.targets, call.fx),
+    MoveEnd(call, it) => call.core.move_end(call.now_ms, work(it.client_id, it.tenant, it.key), call.effects),
+    MoveRevoke(call, it) => call.core.move_revoke(call.now_ms, work(it.client_id, it.tenant, it.key), call.effects),
+    CreateCopyTask(call, it) => call.core.create_copy_task(call.now_ms, it.tenant, it.key, &it.targets, call.effects),
     CreateMoveTask(call, it) => {
-        call.core.create_move_task(call.now_ms, it.tenant, it.key, it.source, it.target, call.fx)
+        call.core.create_move_task(call.now_ms, it.tenant, it.key, it.source, it.target, call.effects)
     },
     QueryTask[String](call, it) => call.core.query_task(it.task_id),
-    FetchTasks[String](call, it) => Ok(call.core.fetch_tasks(call.now_ms, it.client_id, it.limit, call.fx)),
-    MarkTaskToComplete(call, it) => call.core.complete_task(call.now_ms, it.client_id, &it.completion, call.fx),
+    FetchTasks[String](call, it) => Ok(call.core.fetch_tasks(call.now_ms, it.client_id, it.limit, call.effects)),
+    MarkTaskToComplete(call, it) => call.core.complete_task(call.now_ms, it.client_id, &it.completion, call.effects),
 }

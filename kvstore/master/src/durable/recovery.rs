@@ -7,7 +7,7 @@ use moongate_oplog::LogDamage;
 
 /// What became of the state that a folder had.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Recovery {
+pub enum RecoveryOutcome {
     /// All that was answered for is there.
     #[default]
     Intact,
@@ -17,7 +17,7 @@ pub enum Recovery {
         bytes: u64,
     },
     /// The same, although files are damaged: others had all that was needed.
-    Spared(StateDamage),
+    IntactDespiteDamage(StateDamage),
     /// Answered changes cannot be read. Only objects are restored that were written after the damage, with an unbroken log
     /// since; the others are absent.
     Damaged(StateDamage),
@@ -25,27 +25,27 @@ pub enum Recovery {
     MachineDied,
 }
 
-impl Recovery {
+impl RecoveryOutcome {
     /// Whether all objects are there that were answered for.
     pub fn is_complete(&self) -> bool {
-        matches!(self, Self::Intact | Self::TornTail { .. } | Self::Spared(_))
+        matches!(self, Self::Intact | Self::TornTail { .. } | Self::IntactDespiteDamage(_))
     }
 
     /// The damage to files, whatever came of it.
     pub fn damage(&self) -> Option<&StateDamage> {
         match self {
-            Self::Spared(damage) | Self::Damaged(damage) => Some(damage),
+            Self::IntactDespiteDamage(damage) | Self::Damaged(damage) => Some(damage),
             Self::Intact | Self::TornTail { .. } | Self::MachineDied => None,
         }
     }
 }
 
-impl fmt::Display for Recovery {
+impl fmt::Display for RecoveryOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Intact => f.write_str("complete"),
             Self::TornTail { bytes } => write!(f, "complete; {bytes} bytes of an unanswered change were cut off"),
-            Self::Spared(damage) => write!(f, "complete, although files were damaged: {damage}"),
+            Self::IntactDespiteDamage(damage) => write!(f, "complete, although files were damaged: {damage}"),
             Self::Damaged(damage) => {
                 write!(f, "only objects that are proven: changes were lost: {damage}")
             }
@@ -61,7 +61,7 @@ impl fmt::Display for Recovery {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StateDamage {
     /// What is wrong, and where.
-    pub what: String,
+    pub description: String,
     /// Bytes of the log that are no readable records.
     pub unreadable_bytes: u64,
     /// Missing changes, at least.
@@ -71,19 +71,26 @@ pub struct StateDamage {
     /// Objects that were there before the damage, and are not proven.
     pub unproven_keys: u64,
     /// Where the damaged files are kept.
-    pub kept: Option<PathBuf>,
+    pub preserved_at: Option<PathBuf>,
 }
 
 impl From<&LogDamage> for StateDamage {
     fn from(damage: &LogDamage) -> Self {
         let &LogDamage { unreadable_bytes, missing_records, .. } = damage;
-        Self { what: damage.to_string(), unreadable_bytes, missing_records, ..Self::default() }
+        Self { description: damage.to_string(), unreadable_bytes, missing_records, ..Self::default() }
     }
 }
 
 impl fmt::Display for StateDamage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { what, unreadable_bytes, missing_records, damaged_snapshots, unproven_keys, kept } = self;
+        let Self {
+            description: what,
+            unreadable_bytes,
+            missing_records,
+            damaged_snapshots,
+            unproven_keys,
+            preserved_at: kept,
+        } = self;
         write!(
             f,
             "{what}; {unreadable_bytes} bytes unreadable, at least {missing_records} changes missing, {damaged_snapshots} snapshots \

@@ -6,91 +6,97 @@
 use std::fmt;
 use std::path::Path;
 
-use moongate_kvcore::Settings;
-use moongate_oplog::{Error, Opened, snapshot};
+use moongate_kvcore::MasterCoreOptions;
+use moongate_oplog::{LogRecoveryReport, OplogError, snapshot};
 
-use super::recovery::{Recovery, StateDamage};
-use super::{Durable, salvage};
+use super::recovery::{RecoveryOutcome, StateDamage};
+use super::{DurableJournal, salvage};
 use crate::record;
-use crate::state::State;
+use crate::state::MasterState;
 
 /// What became of a master's state when it was started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Restored {
+pub struct RestoreReport {
     /// Objects that are there again.
     pub keys: u64,
     /// Facts of the log that were made true again.
-    pub facts: u64,
+    pub replayed_facts: u64,
     /// Facts that did not fit: they are about what is gone by now.
-    pub left_out: u64,
+    pub skipped_facts: u64,
     /// The last record of the snapshot that was used.
     pub snapshot: Option<u64>,
     /// What was found of the state before.
-    pub recovery: Recovery,
+    pub recovery: RecoveryOutcome,
 }
 
 /// What became of a folder's state.
 #[derive(Debug)]
-pub enum Loaded {
+pub enum LoadedState {
     /// It has all that was answered for.
-    Complete(Box<(Durable, State, Restored)>),
+    Complete(Box<(DurableJournal, MasterState, RestoreReport)>),
     /// Changes are lost: it has what can be proven. The files are as they were.
-    Partial(Box<(Durable, State, Restored)>),
+    Partial(Box<(DurableJournal, MasterState, RestoreReport)>),
     /// The machine has died, and the last changes may be lost. The files are as they were, damaged or not.
     MachineDied(Option<StateDamage>),
 }
 
 /// A snapshot, or the beginning, that records can follow.
-pub(super) struct Base {
-    pub(super) state: State,
-    pub(super) restored: Restored,
+pub(super) struct ReplayBase {
+    pub(super) state: MasterState,
+    pub(super) restored: RestoreReport,
     /// The record up to which the log is needed for it. None if an older release wrote it, and did not say.
     needs_through: Option<u64>,
 }
 
-impl Base {
-    fn beginning(settings: &Settings) -> Self {
-        let (state, restored) = (State::empty(settings), Restored::default());
+impl ReplayBase {
+    fn beginning(settings: &MasterCoreOptions) -> Self {
+        let (state, restored) = (MasterState::empty(settings), RestoreReport::default());
         Self { state, restored, needs_through: Some(0) }
     }
 
     /// Whether the log has all that follows it.
-    fn is_followed(&self, opened: &Opened) -> bool {
-        let from = self.state.last.saturating_add(1);
-        opened.unbroken_from.max(opened.first) <= from
+    fn has_following_log(&self, opened: &LogRecoveryReport) -> bool {
+        let from = self.state.last_record.saturating_add(1);
+        opened.contiguous_from.max(opened.first) <= from
             && from <= opened.next
             && self.needs_through.is_none_or(|number| number < opened.next)
     }
 }
 
-impl Durable {
-    pub(super) fn restore(self, opened: &Opened, settings: &Settings) -> Result<Loaded, Error> {
+impl DurableJournal {
+    pub(super) fn restore(
+        self,
+        opened: &LogRecoveryReport,
+        settings: &MasterCoreOptions,
+    ) -> Result<LoadedState, OplogError> {
         let mut damage = opened.damage.as_ref().map(StateDamage::from);
         let (mut best, mut newest) = (None, None);
         for (number, path) in snapshot::list(&self.folder)? {
             newest = newest.max(Some(number));
             match self.base(number, &path, settings) {
-                Ok(base) if base.is_followed(opened) => return self.complete(base, damage, opened),
+                Ok(base) if base.has_following_log(opened) => return self.complete(base, damage, opened),
                 Ok(base) => _ = best.get_or_insert(base),
-                Err(error @ Error::Damaged { .. }) => {
+                Err(error @ OplogError::Damaged { .. }) => {
                     let damage = damage.get_or_insert_default();
                     damage.damaged_snapshots += 1;
-                    if damage.what.is_empty() {
-                        damage.what = error.to_string();
+                    if damage.description.is_empty() {
+                        damage.description = error.to_string();
                     }
                 }
                 Err(error) => return Err(error),
             }
         }
-        let beginning = Base::beginning(settings);
+        let beginning = ReplayBase::beginning(settings);
         // Snapshots that can be read say that more was written than the log has.
-        if best.is_none() && newest.is_none_or(|number| number < opened.next) && beginning.is_followed(opened)
+        if best.is_none()
+            && newest.is_none_or(|number| number < opened.next)
+            && beginning.has_following_log(opened)
         {
             return self.complete(beginning, damage, opened);
         }
         let mut damage = damage.unwrap_or_default();
-        if damage.what.is_empty() {
-            damage.what = match newest {
+        if damage.description.is_empty() {
+            damage.description = match newest {
                 Some(number) if number >= opened.next => {
                     damage.missing_records = number - opened.next + 1;
                     "the log ends before the newest snapshot"
@@ -100,75 +106,80 @@ impl Durable {
             }
             .to_owned();
         }
-        let needs = best.as_ref().and_then(|it: &Base| it.needs_through);
+        let needs = best.as_ref().and_then(|it: &ReplayBase| it.needs_through);
         let goes_on = newest.max(needs).is_none_or(|number| number < opened.next);
         salvage::salvage(self, best, opened, goes_on, damage, settings)
     }
 
-    fn base(&self, number: u64, path: &Path, settings: &Settings) -> Result<Base, Error> {
-        let state = State { last: number, ..State::empty(settings) };
-        let mut restored = Restored { snapshot: Some(number), ..Restored::default() };
+    fn base(&self, number: u64, path: &Path, settings: &MasterCoreOptions) -> Result<ReplayBase, OplogError> {
+        let state = MasterState { last_record: number, ..MasterState::empty(settings) };
+        let mut restored = RestoreReport { snapshot: Some(number), ..RestoreReport::default() };
         let mut needs_through = None;
         snapshot::read(&self.folder, path, |entry| match record::needs_through(entry) {
             Some(number) => needs_through = Some(number),
             None => restored.applied(state.apply(entry)),
         })?;
-        Ok(Base { state, restored, needs_through })
+        Ok(ReplayBase { state, restored, needs_through })
     }
 
-    fn complete(self, base: Base, damage: Option<StateDamage>, opened: &Opened) -> Result<Loaded, Error> {
-        let Base { mut state, mut restored, .. } = base;
+    fn complete(
+        self,
+        base: ReplayBase,
+        damage: Option<StateDamage>,
+        opened: &LogRecoveryReport,
+    ) -> Result<LoadedState, OplogError> {
+        let ReplayBase { mut state, mut restored, .. } = base;
         self.replay(&mut state, &mut restored, u64::MAX)?;
         restored.keys = state.master.key_count();
         restored.recovery = match (damage, opened.torn_bytes) {
-            (Some(damage), _) => Recovery::Spared(damage),
-            (None, 0) => Recovery::Intact,
-            (None, bytes) => Recovery::TornTail { bytes },
+            (Some(damage), _) => RecoveryOutcome::IntactDespiteDamage(damage),
+            (None, 0) => RecoveryOutcome::Intact,
+            (None, bytes) => RecoveryOutcome::TornTail { bytes },
         };
-        Ok(Loaded::Complete(Box::new((self, state, restored))))
+        Ok(LoadedState::Complete(Box::new((self, state, restored))))
     }
 
     /// Makes the records after the state's last one true, up to a number.
     pub(super) fn replay(
         &self,
-        state: &mut State,
-        restored: &mut Restored,
+        state: &mut MasterState,
+        restored: &mut RestoreReport,
         through: u64,
-    ) -> Result<(), Error> {
-        let mut reader = self.log.reader(state.last.saturating_add(1))?;
-        while state.last < through
+    ) -> Result<(), OplogError> {
+        let mut reader = self.log.reader(state.last_record.saturating_add(1))?;
+        while state.last_record < through
             && let Some((_, record)) = reader.next()?
         {
-            restored.applied(state.next(record));
-            restored.facts += 1;
+            restored.applied(state.apply_next(record));
+            restored.replayed_facts += 1;
         }
         Ok(())
     }
 }
 
-impl Restored {
+impl RestoreReport {
     /// Whether acknowledged changes are missing: the log is absent, or parts of it are.
     pub fn lacks_log(&self) -> bool {
-        !self.recovery.is_complete() || self.snapshot.is_none() && self.facts == 0
+        !self.recovery.is_complete() || self.snapshot.is_none() && self.replayed_facts == 0
     }
 
     /// Logs what was lost.
-    pub(crate) fn warn(&self, folder: &Path) {
+    pub(crate) fn log_losses(&self, folder: &Path) {
         let folder = folder.display();
         match &self.recovery {
-            Recovery::Intact => {}
-            Recovery::MachineDied => tracing::warn!(%folder, "begins {}", self.recovery),
-            Recovery::TornTail { bytes } => {
+            RecoveryOutcome::Intact => {}
+            RecoveryOutcome::MachineDied => tracing::warn!(%folder, "begins {}", self.recovery),
+            RecoveryOutcome::TornTail { bytes } => {
                 tracing::warn!(%folder, bytes, records = 0, "cut off what a crash left of a change that was not answered");
             }
-            Recovery::Spared(damage) => {
+            RecoveryOutcome::IntactDespiteDamage(damage) => {
                 let StateDamage { unreadable_bytes, missing_records, .. } = damage;
                 tracing::warn!(
                     %folder, bytes = unreadable_bytes, records = missing_records,
                     "files of the state are damaged; nothing is lost: {damage}"
                 );
             }
-            Recovery::Damaged(damage) => {
+            RecoveryOutcome::Damaged(damage) => {
                 let StateDamage { unreadable_bytes, missing_records, .. } = damage;
                 tracing::warn!(
                     %folder, bytes = unreadable_bytes, records = missing_records, keys = self.keys,
@@ -179,13 +190,13 @@ impl Restored {
     }
 
     fn applied(&mut self, fits: bool) {
-        self.left_out += u64::from(!fits);
+        self.skipped_facts += u64::from(!fits);
     }
 }
 
-impl fmt::Display for Restored {
+impl fmt::Display for RestoreReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { keys, facts, snapshot, recovery, .. } = self;
+        let Self { keys, replayed_facts: facts, snapshot, recovery, .. } = self;
         let from = if snapshot.is_some() { "a snapshot and " } else { "" };
         write!(f, "{keys} keys from {from}{facts} logged changes: {recovery}")
     }

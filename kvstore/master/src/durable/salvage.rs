@@ -12,46 +12,46 @@
 use std::collections::BTreeSet;
 
 use mooncake_wire::types::Uuid;
-use moongate_kvcore::{Effects, Fact, Settings, SnapshotCursor};
-use moongate_oplog::{Error, Log, Opened, Options, snapshot};
+use moongate_kvcore::{MasterCoreOptions, SnapshotCursor, StateChange, StateChangeSink};
+use moongate_oplog::{LogRecoveryReport, OperationLog, OplogError, OplogOptions, snapshot};
 
-use super::recovery::{Recovery, StateDamage};
-use super::restore::{Base, Loaded, Restored};
-use super::{Beside, Durable, Keeper, Pace};
-use crate::state::State;
+use super::recovery::{RecoveryOutcome, StateDamage};
+use super::restore::{LoadedState, ReplayBase, RestoreReport};
+use super::{AuxState, DurableJournal, PersistenceSchedule, StatePersister};
+use crate::state::MasterState;
 
 /// Numbers of KV events that are left out after a loss: those that lost changes may have reserved.
-const EVENTS_LEFT_OUT: u64 = 1 << 32;
+const EVENT_NUMBER_GAP: u64 = 1 << 32;
 
 /// Facts about nodes and tenants, made true in another master.
-struct Registry<'a> {
-    state: &'a State,
-    left_out: u64,
+struct RegistryReplayer<'a> {
+    state: &'a MasterState,
+    skipped_facts: u64,
 }
 
-impl Effects for Registry<'_> {
-    fn fact(&mut self, fact: Fact<'_>) {
+impl StateChangeSink for RegistryReplayer<'_> {
+    fn record(&mut self, fact: StateChange<'_>) {
         let is_wanted = matches!(
             fact,
-            Fact::SegmentMounted { .. }
-                | Fact::SegmentStatus { .. }
-                | Fact::ClientSilent { .. }
-                | Fact::ClientBack { .. }
-                | Fact::DiskMounted { .. }
-                | Fact::TenantQuota { .. }
+            StateChange::SegmentMounted { .. }
+                | StateChange::SegmentStatus { .. }
+                | StateChange::ClientSilent { .. }
+                | StateChange::ClientRecovered { .. }
+                | StateChange::DiskMounted { .. }
+                | StateChange::TenantQuota { .. }
         );
         if is_wanted {
-            self.left_out += u64::from(self.state.master.apply(&fact).is_err());
+            self.skipped_facts += u64::from(self.state.master.apply(&fact).is_err());
         }
     }
 }
 
 /// Clients that are not silent.
-struct HeardClients(BTreeSet<Uuid>);
+struct LiveClients(BTreeSet<Uuid>);
 
-impl Effects for HeardClients {
-    fn fact(&mut self, fact: Fact<'_>) {
-        if let Fact::ClientBack { client, .. } = fact {
+impl StateChangeSink for LiveClients {
+    fn record(&mut self, fact: StateChange<'_>) {
+        if let StateChange::ClientRecovered { client, .. } = fact {
             self.0.insert(client);
         }
     }
@@ -60,67 +60,68 @@ impl Effects for HeardClients {
 /// Builds a state of what is proven. `base` is a state before the damage; `goes_on`: whether the log's end is the end of what was
 /// written.
 pub(super) fn salvage(
-    durable: Durable,
-    base: Option<Base>,
-    opened: &Opened,
+    durable: DurableJournal,
+    base: Option<ReplayBase>,
+    opened: &LogRecoveryReport,
     goes_on: bool,
     mut damage: StateDamage,
-    settings: &Settings,
-) -> Result<Loaded, Error> {
+    settings: &MasterCoreOptions,
+) -> Result<LoadedState, OplogError> {
     let mut before = match base {
         Some(base) => base.state,
-        None => State::empty(settings),
+        None => MasterState::empty(settings),
     };
     let readable_to = opened.damage.as_ref().map_or(0, |it| it.readable_to);
-    if readable_to > before.last && opened.first <= before.last.saturating_add(1) {
-        durable.replay(&mut before, &mut Restored::default(), readable_to)?;
+    if readable_to > before.last_record && opened.first <= before.last_record.saturating_add(1) {
+        durable.replay(&mut before, &mut RestoreReport::default(), readable_to)?;
     }
     let before_keys = before.master.key_count();
-    let mut state = State::empty(settings);
-    before.beside.tell(|record| _ = state.apply(record));
-    let mut registry = Registry { state: &state, left_out: 0 };
+    let mut state = MasterState::empty(settings);
+    before.aux.for_each_record(|record| _ = state.apply(record));
+    let mut registry = RegistryReplayer { state: &state, skipped_facts: 0 };
     before.master.snapshot(SnapshotCursor::default(), 1, &mut registry);
-    let mut restored = Restored { left_out: registry.left_out, ..Restored::default() };
+    let mut restored = RestoreReport { skipped_facts: registry.skipped_facts, ..RestoreReport::default() };
     drop(before);
     // Without damage to the log itself, a snapshot shows that its end is missing.
     let is_proven = goes_on && (opened.damage.is_some() || opened.first > 1);
-    state.last = if is_proven { opened.unbroken_from.max(opened.first) - 1 } else { opened.next - 1 };
+    state.last_record =
+        if is_proven { opened.contiguous_from.max(opened.first) - 1 } else { opened.next - 1 };
     durable.replay(&mut state, &mut restored, u64::MAX)?;
-    state.beside.reserve_events(state.beside.events().saturating_add(EVENTS_LEFT_OUT));
+    state.aux.reserve_events(state.aux.events().saturating_add(EVENT_NUMBER_GAP));
     restored.keys = state.master.key_count();
     damage.unproven_keys = before_keys.saturating_sub(restored.keys);
-    restored.recovery = Recovery::Damaged(damage);
-    Ok(Loaded::Partial(Box::new((durable, state, restored))))
+    restored.recovery = RecoveryOutcome::Damaged(damage);
+    Ok(LoadedState::Partial(Box::new((durable, state, restored))))
 }
 
 /// Every client counts as silent until it has mounted its memory again.
-pub(super) fn silence_clients(state: &State, now_ms: u64) {
-    let mut heard = HeardClients(BTreeSet::new());
+pub(super) fn silence_clients(state: &MasterState, now_ms: u64) {
+    let mut heard = LiveClients(BTreeSet::new());
     state.master.snapshot(SnapshotCursor::default(), 1, &mut heard);
     for client in heard.0 {
-        state.master.client_lost(now_ms, client, &mut ());
+        state.master.client_disconnected(now_ms, client, &mut ());
     }
 }
 
-impl Durable {
+impl DurableJournal {
     /// Preserves damaged files, and writes a new snapshot, so that the next start finds the state complete. Until then, the files are
     /// unchanged.
-    pub(super) fn renew(
+    pub(super) fn rewrite_snapshot(
         mut self,
-        state: &State,
-        options: Options,
+        state: &MasterState,
+        options: OplogOptions,
         damage: &mut StateDamage,
-    ) -> Result<Self, Error> {
-        damage.kept = Some(self.folder.preserve()?);
+    ) -> Result<Self, OplogError> {
+        damage.preserved_at = Some(self.folder.preserve()?);
         let newest = snapshot::list(&self.folder)?.first().map_or(0, |(number, _)| *number);
         if self.log.next() <= newest {
             // Its numbers have been given out.
             snapshot::remove_all(&self.folder)?;
-            self.log = Log::begin_at(self.folder.clone(), options, newest.saturating_add(1))?;
+            self.log = OperationLog::begin_at(self.folder.clone(), options, newest.saturating_add(1))?;
         }
         let number = self.log.next() - 1;
-        let beside: &Beside = &state.beside;
-        Keeper::new(&self, &state.master, beside, Pace::default()).snapshot()?;
+        let beside: &AuxState = &state.aux;
+        StatePersister::new(&self, &state.master, beside, PersistenceSchedule::default()).snapshot()?;
         snapshot::remove_others(&self.folder, Some(number))?;
         self.log.prune(number.saturating_add(1))?;
         Ok(self)

@@ -6,15 +6,15 @@
 //! (empty part, topic, number, batch), and ends with the number 2^64 - 1 and an empty batch. Engines replay in the same way.
 //!
 //! A number that is left out says that events before it were lost, because nobody published them in time, or because the master was
-//! started anew. No number is given out twice ([`Numbers`]).
+//! started anew. No number is given out twice ([`EventNumberAllocator`]).
 
-mod kept;
-mod numbers;
+mod number_allocator;
 mod publish;
 mod queue;
+mod replay_buffer;
 #[cfg(test)]
 mod tests;
 
-pub use numbers::Numbers;
-pub use publish::{Events, EventsError, EventsOptions};
-pub use queue::Queue;
+pub use number_allocator::EventNumberAllocator;
+pub use publish::{KvEventBindError, KvEventPublisher, KvEventPublisherOptions};
+pub use queue::KvEventQueue;

@@ -3,35 +3,37 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use mooncake_wire::events::mooncake::{Batch, Change, SegmentChange};
-use mooncake_wire::events::{Frames, Medium};
+use mooncake_wire::events::mooncake::{SegmentChange, StoreEventBatch, StoreEventKind};
+use mooncake_wire::events::{EventFrames, StorageMedium};
 use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
-use moongate_kvcore::{Fact, Master, Settings};
+use moongate_kvcore::{MasterCore, MasterCoreOptions, StateChange};
 use moongate_runtime::Supervisor;
-use moongate_zmtp::{Endpoint, Event as Heard, Message, Options, Subscriber, request};
+use moongate_zmtp::{
+    SubscriberEvent as Heard, ZmtpEndpoint, ZmtpMessage, ZmtpOptions, ZmtpSubscriber, request,
+};
 
-use super::{Events, EventsOptions, Numbers, Queue};
-use crate::journal::{MemoryJournal, Recorder};
-use crate::observe::{Observed, Observer};
+use super::{EventNumberAllocator, KvEventPublisher, KvEventPublisherOptions, KvEventQueue};
+use crate::journal::{FactRecorder, MemoryJournal};
+use crate::observer::{FactObserver, ObservingJournal};
 
 /// Long, because it only says when a test hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 const CLIENT: Uuid = Uuid { first: 1, second: 1 };
 
-struct World {
-    master: Master,
-    recorder: Recorder,
-    queue: Arc<Queue>,
+struct KvEventFixture {
+    master: MasterCore,
+    recorder: FactRecorder,
+    queue: Arc<KvEventQueue>,
     now_ms: u64,
 }
 
-impl World {
+impl KvEventFixture {
     fn new(capacity: usize) -> Self {
-        let queue = Arc::new(Queue::new(capacity));
-        let observer = Arc::new(Observer::new(Some(Arc::clone(&queue))));
-        let journal = Arc::new(Observed::new(Arc::new(MemoryJournal::new(1 << 20)), observer));
-        let master = Master::new(Settings { ramp_ms: 0, ..Settings::default() });
-        Self { master, recorder: Recorder::new(journal), queue, now_ms: 1_000_000 }
+        let queue = Arc::new(KvEventQueue::new(capacity));
+        let observer = Arc::new(FactObserver::new(Some(Arc::clone(&queue))));
+        let journal = Arc::new(ObservingJournal::new(Arc::new(MemoryJournal::new(1 << 20)), observer));
+        let master = MasterCore::new(MasterCoreOptions { ramp_ms: 0, ..MasterCoreOptions::default() });
+        Self { master, recorder: FactRecorder::new(journal), queue, now_ms: 1_000_000 }
     }
 
     fn segment(number: u64) -> Segment<String> {
@@ -61,7 +63,7 @@ impl World {
 
     /// The keys that can be read.
     fn keys(&self) -> BTreeSet<String> {
-        let (mut keys, mut from) = (BTreeSet::new(), Some(moongate_kvcore::Cursor::default()));
+        let (mut keys, mut from) = (BTreeSet::new(), Some(moongate_kvcore::ObjectCursor::default()));
         while let Some(cursor) = from {
             from = self.master.keys(cursor, 1000, |_, key| {
                 keys.insert(key.to_owned());
@@ -72,23 +74,25 @@ impl World {
 }
 
 /// An endpoint on loopback, whose port the kernel chooses.
-fn anywhere() -> Endpoint {
+fn anywhere() -> ZmtpEndpoint {
     "tcp://127.0.0.1:*".parse().unwrap()
 }
 
-async fn start(world: &World, supervisor: &Supervisor) -> Arc<Events> {
-    let options = EventsOptions {
+async fn start(world: &KvEventFixture, supervisor: &Supervisor) -> Arc<KvEventPublisher> {
+    let options = KvEventPublisherOptions {
         bind: anywhere(),
         replay: Some(anywhere()),
         backend: "pool-a".to_owned(),
-        kept_bytes: 64 << 20,
+        replay_bytes: 64 << 20,
     };
-    Events::start(Arc::clone(&world.queue), options, Numbers::default(), supervisor).await.unwrap()
+    KvEventPublisher::start(Arc::clone(&world.queue), options, EventNumberAllocator::default(), supervisor)
+        .await
+        .unwrap()
 }
 
-async fn subscribe(events: &Events) -> Subscriber {
-    let endpoint = Endpoint::from(events.local_addresses().0);
-    let mut subscriber = Subscriber::connect(endpoint, vec![Bytes::new()], Options::default());
+async fn subscribe(events: &KvEventPublisher) -> ZmtpSubscriber {
+    let endpoint = ZmtpEndpoint::from(events.local_addresses().0);
+    let mut subscriber = ZmtpSubscriber::connect(endpoint, vec![Bytes::new()], ZmtpOptions::default());
     assert!(matches!(subscriber.recv().await, Heard::Connected(_)));
     while events.socket().subscriptions == 0 {
         tokio::task::yield_now().await;
@@ -96,7 +100,7 @@ async fn subscribe(events: &Events) -> Subscriber {
     subscriber
 }
 
-async fn next(subscriber: &mut Subscriber) -> Message {
+async fn next(subscriber: &mut ZmtpSubscriber) -> ZmtpMessage {
     match tokio::time::timeout(LIMIT, subscriber.recv()).await.unwrap() {
         Heard::Message(_, message) => message,
         other => panic!("{other:?}"),
@@ -105,34 +109,36 @@ async fn next(subscriber: &mut Subscriber) -> Message {
 
 /// Follows events: which keys there are.
 #[derive(Default)]
-struct Follower {
+struct TestEventSubscriber {
     keys: BTreeSet<String>,
     segments: Vec<(String, SegmentChange)>,
     last_message: u64,
     last_event: u64,
 }
 
-impl Follower {
-    fn apply(&mut self, message: &Message) {
-        let frames = Frames::parse(message.parts()).unwrap();
+impl TestEventSubscriber {
+    fn apply(&mut self, message: &ZmtpMessage) {
+        let frames = EventFrames::parse(message.parts()).unwrap();
         assert_eq!((frames.topic, frames.sequence), (&b""[..], self.last_message + 1));
         self.last_message = frames.sequence;
-        let batch = Batch::decode(frames.payload).unwrap();
+        let batch = StoreEventBatch::decode(frames.payload).unwrap();
         assert!((1..=64).contains(&batch.events().len()));
         for event in batch.events() {
             let event = event.unwrap();
             assert_eq!((event.id, event.backend), (self.last_event + 1, "pool-a"));
             self.last_event = event.id;
             match event.change {
-                Change::Stored(object) => assert!(self.keys.insert(object.key.to_owned()), "{}", object.key),
-                Change::Removed(object) => assert!(self.keys.remove(object.key), "{}", object.key),
-                Change::Segment { name, change } => self.segments.push((name.to_owned(), change)),
-                Change::Cleared => panic!("nobody sends this"),
+                StoreEventKind::Stored(object) => {
+                    assert!(self.keys.insert(object.key.to_owned()), "{}", object.key);
+                }
+                StoreEventKind::Removed(object) => assert!(self.keys.remove(object.key), "{}", object.key),
+                StoreEventKind::Segment { name, change } => self.segments.push((name.to_owned(), change)),
+                StoreEventKind::Cleared => panic!("nobody sends this"),
             }
         }
     }
 
-    async fn catch_up(&mut self, subscriber: &mut Subscriber, world: &World) {
+    async fn catch_up(&mut self, subscriber: &mut ZmtpSubscriber, world: &KvEventFixture) {
         while self.last_event < world.queue.last() {
             self.apply(&next(subscriber).await);
         }
@@ -142,10 +148,10 @@ impl Follower {
 
 #[tokio::test]
 async fn every_way_in_which_an_object_can_vanish_is_told() {
-    let (mut world, supervisor) = (World::new(1 << 16), Supervisor::default());
+    let (mut world, supervisor) = (KvEventFixture::new(1 << 16), Supervisor::default());
     let events = start(&world, &supervisor).await;
     let mut subscriber = subscribe(&events).await;
-    let mut follower = Follower::default();
+    let mut follower = TestEventSubscriber::default();
     world.mount(1, CLIENT);
     for number in 0..200 {
         world.put(&format!("key{number}"), 1000);
@@ -185,23 +191,31 @@ async fn every_way_in_which_an_object_can_vanish_is_told() {
     world.mount(2, other);
     world.put("lost", 1000);
     follower.catch_up(&mut subscriber, &world).await;
-    world.master.client_lost(world.now_ms, other, &mut world.recorder);
-    world.master.remount(now, &[World::segment(2)], other, &mut world.recorder).unwrap();
+    world.master.client_disconnected(world.now_ms, other, &mut world.recorder);
+    world.master.remount(now, &[KvEventFixture::segment(2)], other, &mut world.recorder).unwrap();
     follower.catch_up(&mut subscriber, &world).await;
     assert!(follower.keys.contains("lost"), "its node came back in time");
-    world.master.client_lost(world.now_ms, other, &mut world.recorder);
+    world.master.client_disconnected(world.now_ms, other, &mut world.recorder);
     world.now_ms += 3_600_000;
     world.master.tick(world.now_ms, &mut world.recorder);
     follower.catch_up(&mut subscriber, &world).await;
     assert!(follower.keys.is_empty());
 
-    use SegmentChange::{Back, Lost, Mounted, Silent};
+    use SegmentChange::{Lost, Mounted, Recovered, Silent};
     let told: Vec<(&str, SegmentChange)> =
         follower.segments.iter().map(|(name, it)| (&**name, *it)).collect();
     let (one, two) = ("10.0.0.1:1", "10.0.0.2:1");
     assert_eq!(
         told,
-        [(one, Mounted), (one, Lost), (two, Mounted), (two, Silent), (two, Back), (two, Silent), (two, Lost)]
+        [
+            (one, Mounted),
+            (one, Lost),
+            (two, Mounted),
+            (two, Silent),
+            (two, Recovered),
+            (two, Silent),
+            (two, Lost)
+        ]
     );
     let status = events.status();
     assert_eq!(status.published_batches, follower.last_message);
@@ -223,28 +237,39 @@ async fn the_bytes_are_those_that_were_recorded() {
             (0..hex.len()).step_by(2).map(digit).collect()
         })
         .collect();
-    let (queue, supervisor) = (Arc::new(Queue::new(100)), Supervisor::default());
-    let options =
-        EventsOptions { bind: anywhere(), replay: None, backend: "pool-a".to_owned(), kept_bytes: 0 };
-    let events = Events::start(Arc::clone(&queue), options, Numbers::default(), &supervisor).await.unwrap();
+    let (queue, supervisor) = (Arc::new(KvEventQueue::new(100)), Supervisor::default());
+    let options = KvEventPublisherOptions {
+        bind: anywhere(),
+        replay: None,
+        backend: "pool-a".to_owned(),
+        replay_bytes: 0,
+    };
+    let events =
+        KvEventPublisher::start(Arc::clone(&queue), options, EventNumberAllocator::default(), &supervisor)
+            .await
+            .unwrap();
     let mut subscriber = subscribe(&events).await;
     for (at, payload) in payloads.iter().enumerate() {
-        let batch = Batch::decode(payload).unwrap();
+        let batch = StoreEventBatch::decode(payload).unwrap();
         let event = batch.events().next().unwrap().unwrap();
-        let known = |medium: Medium<'_>| {
-            if medium == Medium::StoreDisk { Medium::StoreDisk } else { Medium::StoreMemory }
+        let known = |medium: StorageMedium<'_>| {
+            if medium == StorageMedium::StoreDisk {
+                StorageMedium::StoreDisk
+            } else {
+                StorageMedium::StoreMemory
+            }
         };
         match event.change {
-            Change::Stored(it) => queue.stored(event.tenant, it.key, it.group, known(it.medium)),
-            Change::Removed(it) => queue.removed(event.tenant, it.key, it.group, known(it.medium)),
+            StoreEventKind::Stored(it) => queue.stored(event.tenant, it.key, it.group, known(it.medium)),
+            StoreEventKind::Removed(it) => queue.removed(event.tenant, it.key, it.group, known(it.medium)),
             other => panic!("{other:?}"),
         }
         let message = next(&mut subscriber).await;
-        let frames = Frames::parse(message.parts()).unwrap();
+        let frames = EventFrames::parse(message.parts()).unwrap();
         assert_eq!(message.parts().len(), 3);
         let without_times = |payload: &[u8], id: u64| {
             let mut bytes = payload.to_vec();
-            let batch = Batch::decode(payload).unwrap();
+            let batch = StoreEventBatch::decode(payload).unwrap();
             let time = batch.timestamp_ms.to_be_bytes();
             let event_time = batch.events().next().unwrap().unwrap().timestamp_ms.to_be_bytes();
             for at in 0..bytes.len() - 8 {
@@ -264,25 +289,25 @@ async fn the_bytes_are_those_that_were_recorded() {
     supervisor.shutdown(LIMIT).await.unwrap();
 }
 
-async fn replay(events: &Events, from: u64) -> Vec<u64> {
-    let endpoint = Endpoint::from(events.local_addresses().1.unwrap());
-    let body = Message::from([Bytes::copy_from_slice(&from.to_be_bytes())]);
-    let mut replies = request(&endpoint, body, &Options::default()).await.unwrap();
+async fn replay(events: &KvEventPublisher, from: u64) -> Vec<u64> {
+    let endpoint = ZmtpEndpoint::from(events.local_addresses().1.unwrap());
+    let body = ZmtpMessage::from([Bytes::copy_from_slice(&from.to_be_bytes())]);
+    let mut replies = request(&endpoint, body, &ZmtpOptions::default()).await.unwrap();
     let mut numbers = Vec::new();
     loop {
         let reply = tokio::time::timeout(LIMIT, replies.recv()).await.unwrap().unwrap();
-        let frames = Frames::parse(reply.parts()).unwrap();
+        let frames = EventFrames::parse(reply.parts()).unwrap();
         if frames.ends_replay() {
             return numbers;
         }
-        assert!(Batch::decode(frames.payload).unwrap().events().len() > 0);
+        assert!(StoreEventBatch::decode(frames.payload).unwrap().events().len() > 0);
         numbers.push(frames.sequence);
     }
 }
 
 #[tokio::test]
 async fn missed_messages_can_be_had_again() {
-    let (mut world, supervisor) = (World::new(1 << 16), Supervisor::default());
+    let (mut world, supervisor) = (KvEventFixture::new(1 << 16), Supervisor::default());
     let events = start(&world, &supervisor).await;
     world.mount(1, CLIENT);
     for number in 0..100 {
@@ -301,15 +326,15 @@ async fn missed_messages_can_be_had_again() {
 
 #[tokio::test]
 async fn what_is_dropped_leaves_a_gap() {
-    let (world, supervisor) = (World::new(10), Supervisor::default());
+    let (world, supervisor) = (KvEventFixture::new(10), Supervisor::default());
     for number in 0..25 {
-        world.queue.stored("default", &number.to_string(), None, Medium::StoreMemory);
+        world.queue.stored("default", &number.to_string(), None, StorageMedium::StoreMemory);
     }
     let events = start(&world, &supervisor).await;
     while events.status().published_events < 10 {
         tokio::task::yield_now().await;
     }
-    world.queue.stored("default", "another", None, Medium::StoreMemory);
+    world.queue.stored("default", "another", None, StorageMedium::StoreMemory);
     while events.status().published_events < 11 {
         tokio::task::yield_now().await;
     }
@@ -321,7 +346,7 @@ async fn what_is_dropped_leaves_a_gap() {
 
 #[test]
 fn what_nobody_could_read_is_not_told_to_be_gone() {
-    let mut world = World::new(100);
+    let mut world = KvEventFixture::new(100);
     world.mount(1, CLIENT);
     let before = world.queue.last();
     let config = ReplicateConfig::<String> { replica_num: 1, ..ReplicateConfig::default() };
@@ -333,9 +358,9 @@ fn what_nobody_could_read_is_not_told_to_be_gone() {
 
 #[test]
 fn facts_that_only_rebuild_a_master_are_no_events() {
-    let queue = Arc::new(Queue::new(10));
-    let observer = Observer::new(Some(Arc::clone(&queue)));
-    observer.see(&Fact::ClientGone { client: CLIENT });
-    observer.see(&Fact::TenantQuota { tenant: "t".into(), requested: None });
+    let queue = Arc::new(KvEventQueue::new(10));
+    let observer = FactObserver::new(Some(Arc::clone(&queue)));
+    observer.observe(&StateChange::ClientExpired { client: CLIENT });
+    observer.observe(&StateChange::TenantQuota { tenant: "t".into(), requested: None });
     assert_eq!(queue.last(), 0);
 }

@@ -1,13 +1,16 @@
 //! How objects go to nodes' disks and back.
 
-use moongate_kvcore::DiskTier;
+use moongate_kvcore::DiskTierOptions;
 
-use super::{FlagError, Values};
+use super::{FlagError, FlagValues};
 
 /// With `--enable_offload`. `cap_ratio` is the checked value of `--offload_cap_ratio`.
-pub(super) fn disks(values: &Values, cap_ratio: Result<f64, FlagError>) -> Result<DiskTier, FlagError> {
+pub(super) fn disks(
+    values: &FlagValues,
+    cap_ratio: Result<f64, FlagError>,
+) -> Result<DiskTierOptions, FlagError> {
     let promotion_reads = values.number("promotion_admission_threshold").clamp(1, u64::from(u8::MAX));
-    Ok(DiskTier {
+    Ok(DiskTierOptions {
         on_evict: values.is_on("offload_on_evict"),
         force_evict: values.is_on("offload_force_evict"),
         queue_limit: values.size("offloading_queue_limit"),
@@ -21,7 +24,7 @@ pub(super) fn disks(values: &Values, cap_ratio: Result<f64, FlagError>) -> Resul
 
 #[cfg(test)]
 mod tests {
-    use moongate_kvcore::DiskTier;
+    use moongate_kvcore::DiskTierOptions;
 
     use crate::flags::options::tests::options;
 
@@ -30,15 +33,15 @@ mod tests {
         let line = "--enable_offload --offload_on_evict --offloading_queue_limit=7 --promotion_on_hit \
                     --promotion_admission_threshold=1000 --promotion_max_per_heartbeat=0";
         let tier = options(line).unwrap().server.core.disks.unwrap();
-        let expected = DiskTier {
+        let expected = DiskTierOptions {
             on_evict: true,
             queue_limit: 7,
             promote_on_hit: true,
             promotion_reads: 255,
-            ..DiskTier::default()
+            ..DiskTierOptions::default()
         };
         assert_eq!(tier, expected);
-        assert_eq!(options("--enable_offload").unwrap().server.core.disks, Some(DiskTier::default()));
+        assert_eq!(options("--enable_offload").unwrap().server.core.disks, Some(DiskTierOptions::default()));
         assert_eq!(options("--offload_on_evict").unwrap().server.core.disks, None);
     }
 }

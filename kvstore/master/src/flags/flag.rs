@@ -2,7 +2,7 @@
 
 /// What values a flag takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FlagKind {
     /// On or off; `--noNAME` is off.
     Bool,
     /// A whole number within bounds.
@@ -19,28 +19,28 @@ pub(super) enum Kind {
 
 /// What becomes of a flag's value here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Use {
+pub(super) enum FlagSupport {
     /// A flag that Mooncake's master does not have.
-    Ours,
+    Extension,
     /// It does what it does for Mooncake's master.
-    Same,
+    Compatible,
     /// It is accepted and has nothing to work on here.
-    Nothing,
+    Ignored,
     /// It asks for something that this master does not do.
-    Missing,
+    Unsupported,
 }
 
 /// A flag of the command line, which is also an environment variable and a key of the config file.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Flag {
+pub(super) struct FlagDefinition {
     /// Its name, without dashes.
     pub name: &'static str,
     /// What values it takes.
-    pub kind: Kind,
+    pub kind: FlagKind,
     /// Its value if nobody sets it.
     pub default: &'static str,
     /// What becomes of it.
-    pub usage: Use,
+    pub support: FlagSupport,
     /// What it is for.
     pub help: &'static str,
 }
@@ -48,14 +48,14 @@ pub(super) struct Flag {
 const TRUE: [&str; 5] = ["true", "t", "1", "yes", "y"];
 const FALSE: [&str; 5] = ["false", "f", "0", "no", "n"];
 
-/// A value of [`Kind::Bool`].
-pub(super) fn switch(text: &str) -> Option<bool> {
+/// A value of [`FlagKind::Bool`].
+pub(super) fn parse_bool(text: &str) -> Option<bool> {
     let is_in = |words: [&str; 5]| words.iter().any(|word| word.eq_ignore_ascii_case(text));
     if is_in(TRUE) { Some(true) } else { is_in(FALSE).then_some(false) }
 }
 
-/// A value of [`Kind::Duration`], in milliseconds.
-pub(super) fn milliseconds(text: &str) -> Option<u64> {
+/// A value of [`FlagKind::Duration`], in milliseconds.
+pub(super) fn parse_duration_ms(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let unit = match text.get(digits.len()..)? {
         "" | "ms" => 1,
@@ -67,24 +67,24 @@ pub(super) fn milliseconds(text: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(unit)
 }
 
-impl Flag {
+impl FlagDefinition {
     /// Whether a value can be used. If not: what would be.
     pub(super) fn check(&self, value: &str) -> Result<(), String> {
         let (is_fine, expected) = match self.kind {
-            Kind::Bool => (switch(value).is_some(), "true or false".to_owned()),
-            Kind::Number(least, most) => {
+            FlagKind::Bool => (parse_bool(value).is_some(), "true or false".to_owned()),
+            FlagKind::Number(least, most) => {
                 let within = value.parse::<i64>().is_ok_and(|number| (least..=most).contains(&number));
                 (within, format!("a whole number from {least} to {most}"))
             }
-            Kind::Float => {
+            FlagKind::Float => {
                 (value.parse::<f64>().is_ok_and(f64::is_finite), "a number, such as 0.9".to_owned())
             }
-            Kind::Text => (true, String::new()),
-            Kind::Duration => (
-                milliseconds(value).is_some(),
+            FlagKind::Text => (true, String::new()),
+            FlagKind::Duration => (
+                parse_duration_ms(value).is_some(),
                 "milliseconds, or a number with s, m or h, such as 10s".to_owned(),
             ),
-            Kind::Choice(words) => (words.contains(&value), format!("one of {}", words.join(", "))),
+            FlagKind::Choice(words) => (words.contains(&value), format!("one of {}", words.join(", "))),
         };
         if is_fine { Ok(()) } else { Err(expected) }
     }
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn values() {
         assert_eq!(
-            ["1", "T", "yes", "0", "False", "maybe", ""].map(switch),
+            ["1", "T", "yes", "0", "False", "maybe", ""].map(parse_bool),
             [Some(true), Some(true), Some(true), Some(false), Some(false), None, None]
         );
         for (text, expected) in [
@@ -118,7 +118,7 @@ mod tests {
             ("1d", None),
             ("18446744073709551615h", None),
         ] {
-            assert_eq!(milliseconds(text), expected, "{text}");
+            assert_eq!(parse_duration_ms(text), expected, "{text}");
         }
     }
 

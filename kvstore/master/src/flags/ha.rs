@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::options::rpc;
-use super::{FlagError, Values, store_tls};
-use crate::ha::{LeaseName, Pod, TlsFiles};
+use super::{FlagError, FlagValues, store_tls};
+use crate::ha::{LeaseName, PodName, TlsFiles};
 
 /// Where masters settle who leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Backend {
+pub enum HaBackend {
     /// In etcd.
     Etcd {
         /// Its endpoints.
@@ -24,7 +24,7 @@ pub enum Backend {
         /// The Lease.
         lease: LeaseName,
         /// The pod to label while this master leads.
-        pod: Option<Pod>,
+        pod: Option<PodName>,
     },
 }
 
@@ -32,7 +32,7 @@ pub enum Backend {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HaFlags {
     /// Where they settle who leads.
-    pub backend: Backend,
+    pub backend: HaBackend,
     /// Where clients reach this master.
     pub address: String,
     /// Where other masters reach it.
@@ -44,13 +44,13 @@ pub struct HaFlags {
     /// After which time without a renewal the lead is lost.
     pub lease: Duration,
     /// Silence after which a follower is given up.
-    pub patience: Duration,
+    pub follower_timeout: Duration,
     /// Whether to lead once although others may have more.
-    pub force: bool,
+    pub force_leader: bool,
 }
 
 impl HaFlags {
-    pub(super) fn new(values: &Values) -> Result<Self, FlagError> {
+    pub(super) fn new(values: &FlagValues) -> Result<Self, FlagError> {
         let rpc = rpc(values)?;
         let replication_port = match values.port("ha_replication_port") {
             0 => rpc.port().wrapping_add(1),
@@ -60,7 +60,7 @@ impl HaFlags {
         let address = match values.optional("ha_address") {
             Some(address) => address,
             None if rpc.ip().is_unspecified() || rpc.port() == 0 => {
-                return Err(values.wrong(
+                return Err(values.invalid(
                     "ha_address",
                     "HOST:PORT at which clients reach this master, or give --rpc_address and --rpc_port",
                 ));
@@ -68,12 +68,14 @@ impl HaFlags {
             None => rpc.to_string(),
         };
         let host = address.rsplit_once(':').map(|(host, _)| host).filter(|host| !host.is_empty());
-        let host = host.ok_or_else(|| values.wrong("ha_address", "HOST:PORT"))?;
+        let host = host.ok_or_else(|| values.invalid("ha_address", "HOST:PORT"))?;
         let names = ["ha_replication_ca", "ha_replication_cert", "ha_replication_key"];
         // Without settings of its own, replication uses those of the store's programs.
         let tls = tls(values, names)?.or_else(|| store_tls::replication_files(values));
-        if tls.as_ref().is_some_and(|files| files.own.is_none()) {
-            return Err(values.wrong("ha_replication_cert", "a file: each master shows the others who it is"));
+        if tls.as_ref().is_some_and(|files| files.identity.is_none()) {
+            return Err(
+                values.invalid("ha_replication_cert", "a file: each master shows the others who it is")
+            );
         }
         Ok(Self {
             backend,
@@ -82,55 +84,58 @@ impl HaFlags {
             replication: SocketAddr::new(rpc.ip(), replication_port),
             tls,
             lease: Duration::from_secs(values.number("ha_lease_seconds")),
-            patience: Duration::from_millis(values.milliseconds("ha_follower_timeout").max(100)),
-            force: values.is_on("ha_force_leader"),
+            follower_timeout: Duration::from_millis(values.milliseconds("ha_follower_timeout").max(100)),
+            force_leader: values.is_on("ha_force_leader"),
         })
     }
 }
 
-fn backend(values: &Values) -> Result<Backend, FlagError> {
+fn backend(values: &FlagValues) -> Result<HaBackend, FlagError> {
     let told = values.optional("ha_backend_connstring");
     match values.text("ha_backend_type") {
         "etcd" => {
             let endpoints = told.or_else(|| values.optional("etcd_endpoints"));
             let endpoints = endpoints.ok_or_else(|| {
-                values.wrong("ha_backend_connstring", "HOST:PORT of etcd, with --enable_ha")
+                values.invalid("ha_backend_connstring", "HOST:PORT of etcd, with --enable_ha")
             })?;
             let tls = tls(values, ["etcd_ca", "etcd_cert", "etcd_key"])?;
-            Ok(Backend::Etcd { endpoints, cluster: values.text("cluster_id").to_owned(), tls })
+            Ok(HaBackend::Etcd { endpoints, cluster: values.text("cluster_id").to_owned(), tls })
         }
         "k8s" => {
             let lease = told.as_deref().and_then(LeaseName::read);
             let lease = lease.ok_or_else(|| {
-                values.wrong("ha_backend_connstring", "NAMESPACE/NAME of a Lease, with --ha_backend_type=k8s")
+                values
+                    .invalid("ha_backend_connstring", "NAMESPACE/NAME of a Lease, with --ha_backend_type=k8s")
             })?;
             let pod = values.optional("pod_namespace").zip(values.optional("pod_name"));
-            Ok(Backend::Kubernetes { lease, pod: pod.map(|(namespace, name)| Pod { namespace, name }) })
+            Ok(HaBackend::Kubernetes { lease, pod: pod.map(|(namespace, name)| PodName { namespace, name }) })
         }
-        _ => Err(values.wrong("ha_backend_type", "etcd or k8s: nothing else is there to settle who leads")),
+        _ => Err(values.invalid("ha_backend_type", "etcd or k8s: nothing else is there to settle who leads")),
     }
 }
 
 /// Files for TLS: the authorities, the certificate that is shown, its key.
-fn tls(values: &Values, [ca, cert, key]: [&'static str; 3]) -> Result<Option<TlsFiles>, FlagError> {
+fn tls(values: &FlagValues, [ca, cert, key]: [&'static str; 3]) -> Result<Option<TlsFiles>, FlagError> {
     let file = |name| values.optional(name).map(Into::into);
     let own = match (file(cert), file(key)) {
         (Some(cert), Some(key)) => Some((cert, key)),
         (None, None) => None,
-        (Some(_), None) => return Err(values.wrong(key, "the file with the certificate's key")),
-        (None, Some(_)) => return Err(values.wrong(cert, "the file with the key's certificate")),
+        (Some(_), None) => return Err(values.invalid(key, "the file with the certificate's key")),
+        (None, Some(_)) => return Err(values.invalid(cert, "the file with the key's certificate")),
     };
     match (file(ca), own) {
-        (Some(ca), own) => Ok(Some(TlsFiles { ca, own, name: None })),
+        (Some(ca), own) => Ok(Some(TlsFiles { ca, identity: own, server_name: None })),
         (None, None) => Ok(None),
-        (None, Some(_)) => Err(values.wrong(ca, "the file with the certificates that sign the other side's")),
+        (None, Some(_)) => {
+            Err(values.invalid(ca, "the file with the certificates that sign the other side's"))
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flags::{Asked, read};
+    use crate::flags::{MasterInvocation, read};
 
     fn flags(line: &str, variables: &[(&str, &str)]) -> Result<HaFlags, FlagError> {
         let variable = |name: &str| {
@@ -138,8 +143,8 @@ mod tests {
         };
         let line = format!("--enable_ha {line}");
         match read(line.split(' ').filter(|word| !word.is_empty()).map(Into::into), variable)? {
-            Asked::Serve(options) => Ok(options.ha.unwrap()),
-            Asked::Show(text) => panic!("{text}"),
+            MasterInvocation::Serve(options) => Ok(options.ha.unwrap()),
+            MasterInvocation::PrintText(text) => panic!("{text}"),
         }
     }
 
@@ -147,7 +152,7 @@ mod tests {
     fn with_etcd() {
         let line = "--ha_backend_connstring=a:1;b:2 --rpc_address=10.0.0.1 --rpc_port=50051";
         let ha = flags(line, &[]).unwrap();
-        let etcd = |endpoints: &str, tls| Backend::Etcd {
+        let etcd = |endpoints: &str, tls| HaBackend::Etcd {
             endpoints: endpoints.to_owned(),
             cluster: "mooncake_cluster".to_owned(),
             tls,
@@ -161,15 +166,18 @@ mod tests {
         let ha = flags(line, &[]).unwrap();
         assert_eq!((ha.address.as_str(), ha.replication_address.as_str()), ("host:7", "host:9"));
         assert_eq!((ha.replication.to_string().as_str(), &ha.tls), ("0.0.0.0:9", &None));
-        assert_eq!(ha.backend, etcd("a:1", Some(TlsFiles { ca: "/ca".into(), own: None, name: None })));
+        assert_eq!(
+            ha.backend,
+            etcd("a:1", Some(TlsFiles { ca: "/ca".into(), identity: None, server_name: None }))
+        );
     }
 
     #[test]
     fn with_a_lease() {
         let line = "--ha_backend_type=k8s --ha_backend_connstring=llm/store --ha_address=host:7";
         let lease = LeaseName { namespace: "llm".to_owned(), name: "store".to_owned() };
-        let with = |pod| Backend::Kubernetes { lease: lease.clone(), pod };
-        let pod = |name: &str| Some(Pod { namespace: "llm".to_owned(), name: name.to_owned() });
+        let with = |pod| HaBackend::Kubernetes { lease: lease.clone(), pod };
+        let pod = |name: &str| Some(PodName { namespace: "llm".to_owned(), name: name.to_owned() });
         assert_eq!(flags(line, &[]).unwrap().backend, with(None));
         assert_eq!(flags(line, &[("POD_NAME", "m-0")]).unwrap().backend, with(None));
         let variables = [("POD_NAME", "m-0"), ("POD_NAMESPACE", "llm")];

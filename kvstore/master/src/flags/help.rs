@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::flag::{Flag, Kind, Use};
+use super::flag::{FlagDefinition, FlagKind, FlagSupport};
 use super::table::FLAGS;
 
 /// Where a line ends.
@@ -15,12 +15,12 @@ pub(super) fn text() -> String {
          Usage: moongate master [--FLAG=VALUE | --FLAG VALUE | --SWITCH | --noSWITCH]...\n\n\
          Every flag is also an environment variable: MOONGATE_RPC_PORT is --rpc_port.\n",
     );
-    section(&mut text, "Flags of moongate", Use::Ours);
-    section(&mut text, "Flags of Mooncake's master", Use::Same);
-    section(&mut text, "Flags of Mooncake's master for what this one does not do", Use::Missing);
+    section(&mut text, "Flags of moongate", FlagSupport::Extension);
+    section(&mut text, "Flags of Mooncake's master", FlagSupport::Compatible);
+    section(&mut text, "Flags of Mooncake's master for what this one does not do", FlagSupport::Unsupported);
     text.push_str("\nFlags of Mooncake's master that are accepted and change nothing here:\n");
     let mut line = String::from(" ");
-    for flag in FLAGS.iter().filter(|flag| flag.usage == Use::Nothing) {
+    for flag in FLAGS.iter().filter(|flag| flag.support == FlagSupport::Ignored) {
         if line.len() + flag.name.len() >= WIDTH {
             text.push_str(&line);
             text.push('\n');
@@ -34,24 +34,24 @@ pub(super) fn text() -> String {
     text
 }
 
-fn section(text: &mut String, title: &str, usage: Use) {
+fn section(text: &mut String, title: &str, usage: FlagSupport) {
     let _ = writeln!(text, "\n{title}:");
-    for flag in FLAGS.iter().filter(|flag| flag.usage == usage) {
+    for flag in FLAGS.iter().filter(|flag| flag.support == usage) {
         let _ = writeln!(text, "  --{}{}\n      {}{}", flag.name, value(flag), flag.help, default(flag));
     }
 }
 
-fn value(flag: &Flag) -> String {
+fn value(flag: &FlagDefinition) -> String {
     match flag.kind {
-        Kind::Bool => String::new(),
-        Kind::Number(..) | Kind::Float => "=N".to_owned(),
-        Kind::Text => "=TEXT".to_owned(),
-        Kind::Duration => "=TIME".to_owned(),
-        Kind::Choice(words) => format!("={}", words.join("|")),
+        FlagKind::Bool => String::new(),
+        FlagKind::Number(..) | FlagKind::Float => "=N".to_owned(),
+        FlagKind::Text => "=TEXT".to_owned(),
+        FlagKind::Duration => "=TIME".to_owned(),
+        FlagKind::Choice(words) => format!("={}", words.join("|")),
     }
 }
 
-fn default(flag: &Flag) -> String {
+fn default(flag: &FlagDefinition) -> String {
     if flag.default.is_empty() { String::new() } else { format!(" [default: {}]", flag.default) }
 }
 

@@ -16,19 +16,19 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-pub use ha::{Backend, HaFlags};
-pub use options::{DataOptions, EventOptions, MasterOptions, MetadataOptions};
+pub use ha::{HaBackend, HaFlags};
+pub use options::{DataDirOptions, KvEventFlags, MasterOptions, MetadataFlags};
 
-use flag::Flag;
+use flag::FlagDefinition;
 
 /// Names that are offered instead of an unknown one are at least so similar (Jaro, 0 to 1).
-const ALIKE: f64 = 0.75;
+const MIN_SIMILARITY: f64 = 0.75;
 
 /// The command line, the environment or a file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FlagError {
     /// No flag has that name.
-    #[error("{source_name}: there is no flag --{name}{}", offer(.nearest.as_ref()))]
+    #[error("{source_name}: there is no flag --{name}{}", suggestion(.nearest.as_ref()))]
     Unknown {
         /// Where it was given.
         source_name: String,
@@ -47,7 +47,7 @@ pub enum FlagError {
     },
     /// Files for TLS with the store's other programs.
     #[error(transparent)]
-    Tls(#[from] moongate_runtime::TlsError),
+    Tls(#[from] moongate_runtime::TlsConfigError),
     /// A value that the flag cannot have.
     #[error("{source_name}: --{name} cannot be `{value}`; it is {expected}")]
     Value {
@@ -78,22 +78,22 @@ pub enum FlagError {
     NoVariable(String),
 }
 
-fn offer(nearest: Option<&&'static str>) -> String {
+fn suggestion(nearest: Option<&&'static str>) -> String {
     nearest.map_or_else(|| "; --help lists them".to_owned(), |name| format!("; did you mean --{name}?"))
 }
 
 /// What the command line asks for.
 #[derive(Debug)]
-pub enum Asked {
+pub enum MasterInvocation {
     /// To serve.
     Serve(Box<MasterOptions>),
     /// To show text and end.
-    Show(String),
+    PrintText(String),
 }
 
 /// Where a value comes from; later ones win.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Origin {
+enum FlagSource {
     File,
     Environment,
     CommandLine,
@@ -101,10 +101,10 @@ enum Origin {
 
 /// The values that were given.
 #[derive(Debug, Default)]
-struct Values {
-    given: BTreeMap<&'static str, (String, Origin)>,
-    /// What was given to no flag, or to one of [`flag::Use::Nothing`] or [`flag::Use::Missing`].
-    stray: Vec<String>,
+struct FlagValues {
+    values: BTreeMap<&'static str, (String, FlagSource)>,
+    /// What was given to no flag, or to one of [`flag::FlagSupport::Nothing`] or [`flag::FlagSupport::Missing`].
+    without_effect: Vec<String>,
 }
 
 /// Reads the command line, without the program's and the command's name.
@@ -114,28 +114,28 @@ struct Values {
 pub fn read(
     arguments: impl IntoIterator<Item = OsString>,
     environment: impl Fn(&str) -> Option<String>,
-) -> Result<Asked, FlagError> {
+) -> Result<MasterInvocation, FlagError> {
     let values = parse::parse(arguments, environment)?;
     for asks in ["help", "helpfull", "helpshort", "helppackage", "helpxml"] {
         if values.is_on(asks) {
-            return Ok(Asked::Show(help::text()));
+            return Ok(MasterInvocation::PrintText(help::text()));
         }
     }
     if values.is_on("version") {
-        return Ok(Asked::Show(format!("moongate master {}\n", env!("CARGO_PKG_VERSION"))));
+        return Ok(MasterInvocation::PrintText(format!("moongate master {}\n", env!("CARGO_PKG_VERSION"))));
     }
-    MasterOptions::new(&values).map(|options| Asked::Serve(Box::new(options)))
+    MasterOptions::new(&values).map(|options| MasterInvocation::Serve(Box::new(options)))
 }
 
 /// Names of the environment variables that set flags.
 #[must_use]
 pub fn variables() -> Vec<String> {
-    table::FLAGS.iter().map(Flag::variable).collect()
+    table::FLAGS.iter().map(FlagDefinition::variable).collect()
 }
 
 /// The flag of that name. Dashes in it are taken for underscores.
-fn find(name: &str) -> Option<&'static Flag> {
-    let same = |flag: &&Flag| {
+fn find(name: &str) -> Option<&'static FlagDefinition> {
+    let same = |flag: &&FlagDefinition| {
         flag.name.len() == name.len()
             && flag
                 .name
@@ -149,38 +149,38 @@ fn find(name: &str) -> Option<&'static Flag> {
 fn nearest(name: &str) -> Option<&'static str> {
     let name = name.replace('-', "_");
     let alike = table::FLAGS.iter().map(|flag| (strsim::jaro(flag.name, &name), flag.name));
-    let alike = alike.filter(|(alike, _)| *alike >= ALIKE);
+    let alike = alike.filter(|(alike, _)| *alike >= MIN_SIMILARITY);
     alike.max_by(|one, other| one.0.total_cmp(&other.0)).map(|(_, name)| name)
 }
 
-impl Values {
+impl FlagValues {
     fn set(
         &mut self,
-        flag: &'static Flag,
+        flag: &'static FlagDefinition,
         value: &str,
-        origin: Origin,
+        origin: FlagSource,
         source_name: &str,
     ) -> Result<(), FlagError> {
         if let Err(expected) = flag.check(value) {
             let (source_name, value) = (source_name.to_owned(), value.to_owned());
             return Err(FlagError::Value { source_name, name: flag.name, value, expected });
         }
-        let stronger = self.given.get(flag.name).is_some_and(|(_, before)| *before > origin);
+        let stronger = self.values.get(flag.name).is_some_and(|(_, before)| *before > origin);
         if !stronger {
-            self.given.insert(flag.name, (value.to_owned(), origin));
+            self.values.insert(flag.name, (value.to_owned(), origin));
         }
         Ok(())
     }
 
     /// The value of a flag of the table.
     fn text(&self, name: &str) -> &str {
-        match self.given.get(name) {
+        match self.values.get(name) {
             Some((value, _)) => value,
             None => find(name).map_or("", |flag| flag.default),
         }
     }
 
     fn is_on(&self, name: &str) -> bool {
-        flag::switch(self.text(name)).unwrap_or_default()
+        flag::parse_bool(self.text(name)).unwrap_or_default()
     }
 }

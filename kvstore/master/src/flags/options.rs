@@ -6,25 +6,25 @@ use std::time::Duration;
 
 use mooncake_wire::Dialect;
 use mooncake_wire::types::StorageConfig;
-use moongate_kvcore::{DynamicReplication, Placement, Settings};
-use moongate_telemetry::{LogFormat, LogOptions};
+use moongate_kvcore::{DynamicReplicationMode, MasterCoreOptions, PlacementStrategy};
+use moongate_telemetry::{LogFormat, LoggingArgs};
 
 use super::disks::disks;
-use super::flag::{self, Flag, Use};
+use super::flag::{self, FlagDefinition, FlagSupport};
 use super::ha::HaFlags;
-use super::{FlagError, Values, store_tls, table};
+use super::{FlagError, FlagValues, store_tls, table};
 use crate::clock;
-use crate::server::{Limits, RECONNECT_TIME, ServerOptions};
+use crate::server::{MasterServerOptions, RECONNECT_TIME, RpcLimits};
 
 /// Never, for times that can be off.
 const NEVER_MS: u64 = u64::MAX / 4;
-const NAMED: &str = "settings";
+const FLAG_SECTION: &str = "settings";
 /// Mooncake's switches for what `--data_dir` does.
-const KEEPING: [&str; 3] = ["enable_oplog", "enable_snapshot", "enable_snapshot_restore"];
+const PERSISTENCE_FLAGS: [&str; 3] = ["enable_oplog", "enable_snapshot", "enable_snapshot_restore"];
 
 /// Where transfer metadata is served.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MetadataOptions {
+pub struct MetadataFlags {
     /// The address.
     pub address: SocketAddr,
     /// The folder that entries are kept in; none for in memory only.
@@ -35,7 +35,7 @@ pub struct MetadataOptions {
 
 /// What is published about objects, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EventOptions {
+pub struct KvEventFlags {
     /// The endpoint, such as `tcp://0.0.0.0:5557`.
     pub bind: String,
     /// The endpoint where missed messages can be had again, if anywhere.
@@ -52,7 +52,7 @@ pub struct EventOptions {
 
 /// Where the state is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DataOptions {
+pub struct DataDirOptions {
     /// The folder.
     pub folder: PathBuf,
     /// Whether a change must be on the disk before its writer is answered.
@@ -65,21 +65,21 @@ pub struct DataOptions {
 #[derive(Debug)]
 pub struct MasterOptions {
     /// The server.
-    pub server: ServerOptions,
+    pub server: MasterServerOptions,
     /// Where RPCs are served.
     pub rpc: SocketAddr,
     /// Where metrics and administration are served.
     pub metrics: SocketAddr,
     /// Whether to log the most important figures every ten seconds.
-    pub report: bool,
+    pub log_summary: bool,
     /// Transfer metadata, if it is to be served.
-    pub metadata: Option<MetadataOptions>,
+    pub metadata: Option<MetadataFlags>,
     /// Events, if they are to be published.
-    pub events: Option<EventOptions>,
+    pub events: Option<KvEventFlags>,
     /// The file that tenants' quotas are kept in.
     pub quotas: Option<String>,
     /// Where the state is kept, if it is to outlive the process.
-    pub data: Option<DataOptions>,
+    pub data: Option<DataDirOptions>,
     /// Bytes of facts that are kept in memory.
     pub journal_bytes: usize,
     /// Its part among other masters, if there are to be others.
@@ -87,15 +87,15 @@ pub struct MasterOptions {
     /// Time for calls in progress when asked to stop.
     pub shutdown_grace: Duration,
     /// Logs.
-    pub logs: LogOptions,
+    pub logs: LoggingArgs,
     /// What was given and changes nothing, for people.
-    pub unused: Vec<String>,
+    pub ignored_flags: Vec<String>,
     /// What was asked for and is not done, for people.
-    pub missing: Vec<String>,
+    pub unsupported_flags: Vec<String>,
 }
 
-impl Values {
-    /// A number that [`flag::Flag::check`] has seen.
+impl FlagValues {
+    /// A number that [`flag::FlagDefinition::check`] has seen.
     pub(super) fn number(&self, name: &str) -> u64 {
         self.text(name).parse().unwrap_or_default()
     }
@@ -109,7 +109,7 @@ impl Values {
     }
 
     pub(super) fn milliseconds(&self, name: &str) -> u64 {
-        flag::milliseconds(self.text(name)).unwrap_or_default()
+        flag::parse_duration_ms(self.text(name)).unwrap_or_default()
     }
 
     fn seconds_ms(&self, name: &str) -> u64 {
@@ -128,8 +128,8 @@ impl Values {
         Some(self.text(name)).filter(|text| !text.is_empty()).map(str::to_owned)
     }
 
-    pub(super) fn wrong(&self, name: &'static str, expected: impl Into<String>) -> FlagError {
-        let (source_name, value) = (NAMED.to_owned(), self.text(name).to_owned());
+    pub(super) fn invalid(&self, name: &'static str, expected: impl Into<String>) -> FlagError {
+        let (source_name, value) = (FLAG_SECTION.to_owned(), self.text(name).to_owned());
         FlagError::Value { source_name, name, value, expected: expected.into() }
     }
 
@@ -137,7 +137,7 @@ impl Values {
         let text = self.text(host);
         let text = if text == "localhost" { "127.0.0.1" } else { text };
         let ip: IpAddr =
-            text.parse().map_err(|_| self.wrong(host, "an IP address, such as 0.0.0.0 or ::"))?;
+            text.parse().map_err(|_| self.invalid(host, "an IP address, such as 0.0.0.0 or ::"))?;
         Ok(SocketAddr::new(ip, port))
     }
 
@@ -145,25 +145,29 @@ impl Values {
         u16::try_from(self.number(name)).unwrap_or_default()
     }
 
-    fn told(&self, usage: Use) -> impl Iterator<Item = (&'static Flag, &str)> {
-        let given = table::FLAGS.iter().filter(move |flag| flag.usage == usage);
-        given.filter_map(|flag| Some((flag, self.given.get(flag.name)?.0.as_str())))
+    fn given_flags(&self, usage: FlagSupport) -> impl Iterator<Item = (&'static FlagDefinition, &str)> {
+        let given = table::FLAGS.iter().filter(move |flag| flag.support == usage);
+        given.filter_map(|flag| Some((flag, self.values.get(flag.name)?.0.as_str())))
     }
 }
 
 impl MasterOptions {
-    pub(super) fn new(values: &Values) -> Result<Self, FlagError> {
-        let no_use = values.told(Use::Nothing).map(|(flag, value)| format!("--{}={value}", flag.name));
-        let is_off = |flag: &Flag, value: &str| value == flag.default || flag::switch(value) == Some(false);
+    pub(super) fn new(values: &FlagValues) -> Result<Self, FlagError> {
+        let no_use =
+            values.given_flags(FlagSupport::Ignored).map(|(flag, value)| format!("--{}={value}", flag.name));
+        let is_off = |flag: &FlagDefinition, value: &str| {
+            value == flag.default || flag::parse_bool(value) == Some(false)
+        };
         let kept = values.optional("data_dir").is_some();
-        let is_done = |flag: &Flag| kept && KEEPING.contains(&flag.name);
-        let missing =
-            values.told(Use::Missing).filter(|(flag, value)| !is_off(flag, value) && !is_done(flag));
+        let is_done = |flag: &FlagDefinition| kept && PERSISTENCE_FLAGS.contains(&flag.name);
+        let missing = values
+            .given_flags(FlagSupport::Unsupported)
+            .filter(|(flag, value)| !is_off(flag, value) && !is_done(flag));
         Ok(Self {
             server: server(values)?,
             rpc: rpc(values)?,
             metrics: values.address("metrics_host", values.port("metrics_port"))?,
-            report: values.is_on("enable_metric_reporting"),
+            log_summary: values.is_on("enable_metric_reporting"),
             metadata: metadata(values)?,
             events: values.is_on("enable_kv_events").then(|| events(values)),
             quotas: values.optional("tenant_quota_connector_uri"),
@@ -172,44 +176,44 @@ impl MasterOptions {
             journal_bytes: values.size("journal_memory_bytes"),
             shutdown_grace: Duration::from_secs(values.number("shutdown_grace_seconds")),
             logs: logs(values),
-            unused: no_use.chain(values.stray.iter().cloned()).collect(),
-            missing: missing.map(|(flag, value)| format!("--{}={value}", flag.name)).collect(),
+            ignored_flags: no_use.chain(values.without_effect.iter().cloned()).collect(),
+            unsupported_flags: missing.map(|(flag, value)| format!("--{}={value}", flag.name)).collect(),
         })
     }
 }
 
-pub(super) fn rpc(values: &Values) -> Result<SocketAddr, FlagError> {
+pub(super) fn rpc(values: &FlagValues) -> Result<SocketAddr, FlagError> {
     let port = match values.port("rpc_port") {
-        0 if values.given.contains_key("rpc_port") && !values.given.contains_key("port") => 0,
+        0 if values.values.contains_key("rpc_port") && !values.values.contains_key("port") => 0,
         0 => values.port("port"),
         port => port,
     };
     if values.optional("rpc_interface").is_some() {
-        return Err(values.wrong("rpc_interface", "empty: give the interface's address to --rpc_address"));
+        return Err(values.invalid("rpc_interface", "empty: give the interface's address to --rpc_address"));
     }
     values.address("rpc_address", port)
 }
 
-fn metadata(values: &Values) -> Result<Option<MetadataOptions>, FlagError> {
+fn metadata(values: &FlagValues) -> Result<Option<MetadataFlags>, FlagError> {
     if !values.is_on("enable_http_metadata_server") {
         return Ok(None);
     }
     let address = values.address("http_metadata_server_host", values.port("http_metadata_server_port"))?;
-    Ok(Some(MetadataOptions {
+    Ok(Some(MetadataFlags {
         address,
         folder: values.optional("data_dir").map(|folder| PathBuf::from(folder).join("metadata")),
         cleanup: values.is_on("enable_metadata_cleanup_on_timeout"),
     }))
 }
 
-fn data(values: &Values) -> Option<DataOptions> {
+fn data(values: &FlagValues) -> Option<DataDirOptions> {
     let folder = values.optional("data_dir")?.into();
     let snapshot_every = Duration::from_secs(values.number("snapshot_interval_seconds"));
-    Some(DataOptions { folder, flush_always: values.is_on("data_flush_always"), snapshot_every })
+    Some(DataDirOptions { folder, flush_always: values.is_on("data_flush_always"), snapshot_every })
 }
 
-fn events(values: &Values) -> EventOptions {
-    EventOptions {
+fn events(values: &FlagValues) -> KvEventFlags {
+    KvEventFlags {
         bind: values.text("kv_events_bind_endpoint").to_owned(),
         replay: values.optional("kv_events_replay_endpoint"),
         backend_id: values.text("kv_events_backend_id").to_owned(),
@@ -219,8 +223,8 @@ fn events(values: &Values) -> EventOptions {
     }
 }
 
-fn logs(values: &Values) -> LogOptions {
-    let filter = match (values.given.get("log_filter"), values.number("v"), values.number("minloglevel")) {
+fn logs(values: &FlagValues) -> LoggingArgs {
+    let filter = match (values.values.get("log_filter"), values.number("v"), values.number("minloglevel")) {
         (Some((filter, _)), _, _) => filter,
         (None, 0, 0) => "info",
         (None, 0, 1) => "warn",
@@ -228,21 +232,21 @@ fn logs(values: &Values) -> LogOptions {
         (None, _, _) => "debug",
     };
     let format = if values.text("log_format") == "json" { LogFormat::Json } else { LogFormat::Text };
-    LogOptions { format, filter: filter.to_owned() }
+    LoggingArgs { format, filter: filter.to_owned() }
 }
 
-fn server(values: &Values) -> Result<ServerOptions, FlagError> {
+fn server(values: &FlagValues) -> Result<MasterServerOptions, FlagError> {
     let dialect = values.text("default_dialect");
     let known = || Dialect::ALL.map(Dialect::release).join(", ");
     let default_dialect = Dialect::ALL.into_iter().find(|known| known.release() == dialect);
     let default_dialect =
-        default_dialect.ok_or_else(|| values.wrong("default_dialect", format!("one of {}", known())))?;
+        default_dialect.ok_or_else(|| values.invalid("default_dialect", format!("one of {}", known())))?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = match values.size("rpc_thread_num") {
         0 => values.size("max_threads").clamp(1, cores),
         threads => threads,
     };
-    Ok(ServerOptions {
+    Ok(MasterServerOptions {
         tls: store_tls::load(values)?,
         core: core(values)?,
         threads,
@@ -257,39 +261,41 @@ fn server(values: &Values) -> Result<ServerOptions, FlagError> {
         },
         lost_on_disconnect: values.is_on("client_lost_on_disconnect"),
         reconnect_time: RECONNECT_TIME,
-        limits: Limits {
+        limits: RpcLimits {
             connections: values.size("rpc_max_connections"),
             frame_bytes: values.size("rpc_max_frame_bytes"),
             buffer_bytes: values.size("rpc_buffer_bytes"),
-            stall: Duration::from_secs(values.number("rpc_stall_timeout_seconds")),
-            idle: Some(values.number("rpc_conn_timeout_seconds"))
+            stall_timeout: Duration::from_secs(values.number("rpc_stall_timeout_seconds")),
+            idle_timeout: Some(values.number("rpc_conn_timeout_seconds"))
                 .filter(|it| *it > 0)
                 .map(Duration::from_secs),
             no_delay: values.is_on("rpc_enable_tcp_no_delay"),
-            awake: Duration::from_micros(values.number("rpc_awake_microseconds")),
+            busy_poll: Duration::from_micros(values.number("rpc_awake_microseconds")),
             commits_wait: values.is_on("enable_ha") || values.is_on("data_flush_always"),
         },
     })
 }
 
-fn core(values: &Values) -> Result<Settings, FlagError> {
+fn core(values: &FlagValues) -> Result<MasterCoreOptions, FlagError> {
     let ratio = |name: &'static str| match values.float(name) {
         ratio if (0.0..=1.0).contains(&ratio) => Ok(ratio),
-        _ => Err(values.wrong(name, "a number from 0 to 1")),
+        _ => Err(values.invalid(name, "a number from 0 to 1")),
     };
     let placement = match values.text("allocation_strategy") {
-        "free_ratio_first" | "ssd_free_ratio_first" => Placement::FreeRatioFirst,
-        "local_first" => Placement::LocalFirst,
-        "cxl" => return Err(values.wrong("allocation_strategy", "another one: there is no CXL memory here")),
-        _ => Placement::Random,
+        "free_ratio_first" | "ssd_free_ratio_first" => PlacementStrategy::FreeRatioFirst,
+        "local_first" => PlacementStrategy::LocalFirst,
+        "cxl" => {
+            return Err(values.invalid("allocation_strategy", "another one: there is no CXL memory here"));
+        }
+        _ => PlacementStrategy::Random,
     };
     let hot_reads_per_second = match values.float("dynamic_replication_admission_qps_threshold") {
         reads if reads > 0.0 => reads,
-        _ => return Err(values.wrong("dynamic_replication_admission_qps_threshold", "more than 0")),
+        _ => return Err(values.invalid("dynamic_replication_admission_qps_threshold", "more than 0")),
     };
     let tasks = ["max_total_pending_tasks", "max_total_processing_tasks", "max_total_finished_tasks"];
     let timeouts = ["pending_task_timeout_sec", "processing_task_timeout_sec"];
-    Ok(Settings {
+    Ok(MasterCoreOptions {
         seed: clock::entropy(),
         lease_ttl_ms: values.milliseconds("default_kv_lease_ttl"),
         soft_pin_ttl_ms: values.milliseconds("default_kv_soft_pin_ttl"),
@@ -305,9 +311,9 @@ fn core(values: &Values) -> Result<Settings, FlagError> {
         ramp_ms: values.milliseconds("segment_ramp"),
         multi_tenant: values.is_on("enable_multi_tenants"),
         dynamic_replication: match values.text("dynamic_replication_mode") {
-            "observe" => DynamicReplication::Observe,
-            "enforce" => DynamicReplication::Enforce,
-            _ => DynamicReplication::Off,
+            "observe" => DynamicReplicationMode::Observe,
+            "enforce" => DynamicReplicationMode::Enforce,
+            _ => DynamicReplicationMode::Off,
         },
         hot_reads_per_second,
         heat_window_ms: values.seconds_ms("dynamic_replication_heat_window_seconds").max(1000),
@@ -319,20 +325,20 @@ fn core(values: &Values) -> Result<Settings, FlagError> {
         max_tasks: tasks.into_iter().map(|name| values.size(name)).max().unwrap_or_default(),
         task_timeout_ms: timeouts.into_iter().map(|name| values.limit_ms(name)).max().unwrap_or(NEVER_MS),
         task_retries: u32::try_from(values.number("max_retry_attempts")).unwrap_or(u32::MAX),
-        ..Settings::default()
+        ..MasterCoreOptions::default()
     })
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::flags::{Asked, read};
+    use crate::flags::{MasterInvocation, read};
 
     pub(in crate::flags) fn options(line: &str) -> Result<MasterOptions, FlagError> {
         let words = line.split(' ').filter(|word| !word.is_empty()).map(Into::into);
         match read(words, |_| None)? {
-            Asked::Serve(options) => Ok(*options),
-            Asked::Show(text) => panic!("{text}"),
+            MasterInvocation::Serve(options) => Ok(*options),
+            MasterInvocation::PrintText(text) => panic!("{text}"),
         }
     }
 
@@ -341,12 +347,12 @@ pub(super) mod tests {
         let options = options("").unwrap();
         assert_eq!(options.rpc.to_string(), "0.0.0.0:50051");
         assert_eq!(options.metrics.to_string(), "0.0.0.0:9003");
-        assert_eq!((options.metadata, options.events, options.report), (None, None, true));
-        let defaults = Settings { seed: options.server.core.seed, ..Settings::default() };
+        assert_eq!((options.metadata, options.events, options.log_summary), (None, None, true));
+        let defaults = MasterCoreOptions { seed: options.server.core.seed, ..MasterCoreOptions::default() };
         assert_eq!(options.server.core, defaults);
         assert_eq!(options.server.default_dialect, Dialect::NEWEST);
         assert!(options.server.storage.enable_disk_eviction && options.server.storage.fsdir.is_empty());
-        assert!(options.unused.is_empty() && options.missing.is_empty());
+        assert!(options.ignored_flags.is_empty() && options.unsupported_flags.is_empty());
     }
 
     #[test]
@@ -359,14 +365,14 @@ pub(super) mod tests {
         assert_eq!(options.metrics.to_string(), "[::]:9003");
         assert_eq!(options.metadata.unwrap().address.to_string(), "0.0.0.0:8080");
         assert_eq!(options.server.core.lease_ttl_ms, 5000);
-        assert_eq!(options.server.limits.idle, Some(Duration::from_secs(3)));
+        assert_eq!(options.server.limits.idle_timeout, Some(Duration::from_secs(3)));
         assert_eq!(options.server.storage.fsdir, "/mnt/mooncake_cluster");
         assert_eq!((options.server.default_dialect, options.server.threads), (Dialect::V0_3_11, 3));
         assert_eq!(
-            (options.logs.filter.as_str(), options.missing),
+            (options.logs.filter.as_str(), options.unsupported_flags),
             ("debug", vec!["--enable_oplog=true".to_owned()])
         );
-        assert_eq!(options.unused, ["--logtostderr=true", "stray"]);
+        assert_eq!(options.ignored_flags, ["--logtostderr=true", "stray"]);
     }
 
     #[test]

@@ -6,88 +6,88 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use super::flag::{Kind, Use};
-use super::{FlagError, Origin, Values, find, nearest, table};
+use super::flag::{FlagKind, FlagSupport};
+use super::{FlagError, FlagSource, FlagValues, find, nearest, table};
 
 /// How deep files of flags may name further ones.
-const DEPTH: usize = 8;
+const MAX_FLAGFILE_DEPTH: usize = 8;
 const COMMAND_LINE: &str = "command line";
 
 pub(super) fn parse(
     arguments: impl IntoIterator<Item = OsString>,
     environment: impl Fn(&str) -> Option<String>,
-) -> Result<Values, FlagError> {
+) -> Result<FlagValues, FlagError> {
     let arguments: Result<Vec<String>, _> = arguments.into_iter().map(OsString::into_string).collect();
     let arguments = arguments.map_err(FlagError::NotUtf8)?;
-    let mut parser = Parser { values: Values::default(), environment, unknown_is_fine: Vec::new() };
-    parser.find_excused(&arguments);
-    parser.line(&arguments, COMMAND_LINE, DEPTH)?;
+    let mut parser = FlagParser { values: FlagValues::default(), environment, allowed_unknown: Vec::new() };
+    parser.collect_undefok(&arguments);
+    parser.line(&arguments, COMMAND_LINE, MAX_FLAGFILE_DEPTH)?;
     parser.variables()?;
     parser.config_file()?;
-    parser.downward()?;
+    parser.read_downward_api()?;
     Ok(parser.values)
 }
 
-struct Parser<E> {
-    values: Values,
+struct FlagParser<E> {
+    values: FlagValues,
     environment: E,
     /// What `--undefok` lists.
-    unknown_is_fine: Vec<String>,
+    allowed_unknown: Vec<String>,
 }
 
-impl<E: Fn(&str) -> Option<String>> Parser<E> {
+impl<E: Fn(&str) -> Option<String>> FlagParser<E> {
     /// `--undefok` counts wherever it stands.
-    fn find_excused(&mut self, arguments: &[String]) {
+    fn collect_undefok(&mut self, arguments: &[String]) {
         let lists =
             arguments.iter().filter_map(|argument| argument.trim_start_matches('-').strip_prefix("undefok="));
-        self.unknown_is_fine = lists.flat_map(|list| list.split(',')).map(str::to_owned).collect();
+        self.allowed_unknown = lists.flat_map(|list| list.split(',')).map(str::to_owned).collect();
     }
 
     fn line(&mut self, arguments: &[String], source_name: &str, depth: usize) -> Result<(), FlagError> {
         let mut rest = arguments.iter();
         while let Some(argument) = rest.next() {
             if argument == "--" {
-                self.values.stray.extend(rest.cloned());
+                self.values.without_effect.extend(rest.cloned());
                 break;
             }
             let Some(text) = argument.strip_prefix("--").or_else(|| argument.strip_prefix('-')) else {
-                self.values.stray.push(argument.clone());
+                self.values.without_effect.push(argument.clone());
                 continue;
             };
             let (name, value) = match text.split_once('=') {
                 Some((name, value)) => (name, Some(value)),
                 None => (text, None),
             };
-            let Some((flag, is_negated)) = self.named(name, source_name)? else { continue };
+            let Some((flag, is_negated)) = self.find_flag(name, source_name)? else { continue };
             let value = match (flag.kind, value) {
                 (_, Some(value)) => value,
-                (Kind::Bool, None) if is_negated => "false",
-                (Kind::Bool, None) => "true",
+                (FlagKind::Bool, None) if is_negated => "false",
+                (FlagKind::Bool, None) => "true",
                 (_, None) => rest.next().ok_or_else(|| FlagError::NoValue {
                     source_name: source_name.to_owned(),
                     name: flag.name,
                 })?,
             };
-            self.values.set(flag, value, Origin::CommandLine, source_name)?;
-            self.follow(flag.name, value, depth)?;
+            self.values.set(flag, value, FlagSource::CommandLine, source_name)?;
+            self.apply_include(flag.name, value, depth)?;
         }
         Ok(())
     }
 
     /// The flag of that name, and whether `no` stands before it. Nothing for an unknown one that is excused.
-    fn named(
+    fn find_flag(
         &self,
         name: &str,
         source_name: &str,
-    ) -> Result<Option<(&'static super::Flag, bool)>, FlagError> {
+    ) -> Result<Option<(&'static super::FlagDefinition, bool)>, FlagError> {
         if let Some(flag) = find(name) {
             return Ok(Some((flag, false)));
         }
-        let negated = name.strip_prefix("no").and_then(find).filter(|flag| flag.kind == Kind::Bool);
+        let negated = name.strip_prefix("no").and_then(find).filter(|flag| flag.kind == FlagKind::Bool);
         if let Some(flag) = negated {
             return Ok(Some((flag, true)));
         }
-        if self.unknown_is_fine.iter().any(|fine| fine == name) {
+        if self.allowed_unknown.iter().any(|fine| fine == name) {
             return Ok(None);
         }
         let (source_name, nearest) = (source_name.to_owned(), nearest(name));
@@ -95,7 +95,7 @@ impl<E: Fn(&str) -> Option<String>> Parser<E> {
     }
 
     /// Does what flags ask for that name further flags.
-    fn follow(&mut self, name: &str, value: &str, depth: usize) -> Result<(), FlagError> {
+    fn apply_include(&mut self, name: &str, value: &str, depth: usize) -> Result<(), FlagError> {
         match name {
             "flagfile" => value.split(',').filter(|path| !path.is_empty()).try_for_each(|path| {
                 let error = |problem: String| FlagError::File {
@@ -116,8 +116,10 @@ impl<E: Fn(&str) -> Option<String>> Parser<E> {
                 value.split(',').filter(|flag| !flag.is_empty()).try_for_each(|wanted| {
                     let variable = format!("FLAGS_{wanted}");
                     match (self.environment)(&variable) {
-                        Some(value) => match self.named(wanted, "--fromenv")? {
-                            Some((flag, _)) => self.values.set(flag, &value, Origin::CommandLine, &variable),
+                        Some(value) => match self.find_flag(wanted, "--fromenv")? {
+                            Some((flag, _)) => {
+                                self.values.set(flag, &value, FlagSource::CommandLine, &variable)
+                            }
                             None => Ok(()),
                         },
                         None if name == "fromenv" => Err(FlagError::NoVariable(variable)),
@@ -130,23 +132,26 @@ impl<E: Fn(&str) -> Option<String>> Parser<E> {
     }
 
     fn variables(&mut self) -> Result<(), FlagError> {
-        for flag in table::FLAGS.iter().filter(|flag| matches!(flag.usage, Use::Ours | Use::Same)) {
+        for flag in table::FLAGS
+            .iter()
+            .filter(|flag| matches!(flag.support, FlagSupport::Extension | FlagSupport::Compatible))
+        {
             let variable = flag.variable();
             if let Some(value) = (self.environment)(&variable) {
-                self.values.set(flag, &value, Origin::Environment, &variable)?;
+                self.values.set(flag, &value, FlagSource::Environment, &variable)?;
             }
         }
         Ok(())
     }
 
     /// What Kubernetes tells a pod of itself.
-    fn downward(&mut self) -> Result<(), FlagError> {
+    fn read_downward_api(&mut self) -> Result<(), FlagError> {
         for (name, variable) in [("pod_name", "POD_NAME"), ("pod_namespace", "POD_NAMESPACE")] {
             if !self.values.text(name).is_empty() {
                 continue;
             }
             if let (Some(flag), Some(value)) = (find(name), (self.environment)(variable)) {
-                self.values.set(flag, &value, Origin::Environment, variable)?;
+                self.values.set(flag, &value, FlagSource::Environment, variable)?;
             }
         }
         Ok(())
@@ -161,11 +166,11 @@ impl<E: Fn(&str) -> Option<String>> Parser<E> {
             |problem: String| FlagError::File { flag: "config_path", path: PathBuf::from(&path), problem };
         let text = fs::read_to_string(&path).map_err(|problem| error(problem.to_string()))?;
         // JSON is YAML.
-        let entries: std::collections::BTreeMap<String, Scalar> =
+        let entries: std::collections::BTreeMap<String, ConfigScalar> =
             serde_saphyr::from_str(&text).map_err(|problem| error(problem.to_string()))?;
         for (name, value) in entries {
-            let Some((flag, _)) = self.named(&name, &path)? else { continue };
-            self.values.set(flag, &value.text(), Origin::File, &path)?;
+            let Some((flag, _)) = self.find_flag(&name, &path)? else { continue };
+            self.values.set(flag, &value.text(), FlagSource::File, &path)?;
         }
         Ok(())
     }
@@ -174,14 +179,14 @@ impl<E: Fn(&str) -> Option<String>> Parser<E> {
 /// A value of the config file.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
-enum Scalar {
+enum ConfigScalar {
     Bool(bool),
     Integer(i64),
     Float(f64),
     Text(String),
 }
 
-impl Scalar {
+impl ConfigScalar {
     fn text(&self) -> String {
         match self {
             Self::Bool(on) => on.to_string(),
@@ -196,7 +201,7 @@ impl Scalar {
 mod tests {
     use super::*;
 
-    fn parsed(line: &str, variables: &[(&str, &str)]) -> Result<Values, FlagError> {
+    fn parsed(line: &str, variables: &[(&str, &str)]) -> Result<FlagValues, FlagError> {
         let variable = |name: &str| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
         };
@@ -229,7 +234,7 @@ mod tests {
         }
         let values = parsed("--enable_http_metadata_server true -- --rpc_port=7", &[]).unwrap();
         assert!(values.is_on("enable_http_metadata_server"));
-        assert_eq!(values.stray, ["true", "--rpc_port=7"]);
+        assert_eq!(values.without_effect, ["true", "--rpc_port=7"]);
     }
 
     #[test]
@@ -239,7 +244,7 @@ mod tests {
             assert!(find(name).is_some(), "{name}");
         }
         assert_eq!(
-            table::FLAGS.iter().filter(|flag| flag.usage != Use::Ours).count(),
+            table::FLAGS.iter().filter(|flag| flag.support != FlagSupport::Extension).count(),
             known.split_whitespace().count()
         );
     }
@@ -262,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_wins_over_the_environment_and_that_over_the_file() {
+    fn flags_override_environment_which_overrides_file() {
         let file = std::env::temp_dir().join(format!("moongate-master-{}.yaml", std::process::id()));
         fs::write(&file, "rpc_port: 1\nmetrics_port: 1\nclient_ttl: 1\nenable_kv_events: true\n").unwrap();
         let config = format!("--config_path={}", file.display());

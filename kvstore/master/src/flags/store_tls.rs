@@ -2,28 +2,28 @@
 
 use std::path::PathBuf;
 
-use moongate_runtime::{PeerTls, PeerTlsOptions, TlsError};
+use moongate_runtime::{PeerTls, PeerTlsArgs, TlsConfigError};
 
-use super::Values;
+use super::FlagValues;
 use crate::ha::TlsFiles;
 
 const FLAGS: [&str; 3] = ["--store_tls_cert", "--store_tls_key", "--store_tls_ca"];
 
 /// Reads the files; nothing if there are to be none.
-pub(super) fn load(values: &Values) -> Result<Option<PeerTls>, TlsError> {
+pub(super) fn load(values: &FlagValues) -> Result<Option<PeerTls>, TlsConfigError> {
     options(values).load_named(FLAGS, "--store_tls_name")
 }
 
 /// The same files for masters among themselves.
-pub(super) fn replication_files(values: &Values) -> Option<TlsFiles> {
+pub(super) fn replication_files(values: &FlagValues) -> Option<TlsFiles> {
     let store = options(values);
     let own = store.store_tls_cert.zip(store.store_tls_key);
-    Some(TlsFiles { ca: store.store_tls_ca?, own, name: store.store_tls_name })
+    Some(TlsFiles { ca: store.store_tls_ca?, identity: own, server_name: store.store_tls_name })
 }
 
-fn options(values: &Values) -> PeerTlsOptions {
+fn options(values: &FlagValues) -> PeerTlsArgs {
     let file = |name| values.optional(name).map(PathBuf::from);
-    PeerTlsOptions {
+    PeerTlsArgs {
         store_tls_cert: file("store_tls_cert"),
         store_tls_key: file("store_tls_key"),
         store_tls_ca: file("store_tls_ca"),

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::member::{InSync, Member};
+use super::member::{HaMember, InSyncSet};
 
 /// Who leads, as the store tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Leader {
+pub struct ElectedLeader {
     /// Where it serves RPCs.
     pub address: String,
     /// Where it serves those who follow it. Nothing for a master of another kind.
@@ -19,14 +19,14 @@ pub struct Leader {
 
 /// What the store knew at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct View {
+pub struct ElectionView {
     /// Who leads.
-    pub leader: Option<Leader>,
+    pub leader: Option<ElectedLeader>,
     /// Who may lead next, and the revision of that. Nothing before there was any leader.
-    pub in_sync: Option<(InSync, i64)>,
+    pub in_sync: Option<(InSyncSet, i64)>,
 }
 
-impl View {
+impl ElectionView {
     /// The revision of the in-sync set, 0 if there is none.
     pub fn revision(&self) -> i64 {
         self.in_sync.as_ref().map_or(0, |(_, revision)| *revision)
@@ -36,9 +36,9 @@ impl View {
 /// An attempt to lead. It succeeds if nobody leads and the in-sync set has still this revision; the set is then only the
 /// one who leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bid {
+pub struct Candidacy {
     /// Who wants to lead.
-    pub member: Member,
+    pub member: HaMember,
     /// Where it will serve those who follow it.
     pub replication: String,
     /// The revision of the in-sync set that it has seen, 0 for none.
@@ -49,7 +49,7 @@ pub struct Bid {
 
 /// The right to lead for as long as the store is told in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tenure {
+pub struct LeaderTerm {
     /// The leader's term; also the first revision of its in-sync set.
     pub term: i64,
     /// What the store knows the lease by.
@@ -58,11 +58,11 @@ pub struct Tenure {
 
 /// What became of an attempt to change the in-sync set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Listing {
+pub enum InSyncUpdateOutcome {
     /// It is stored, with this revision.
     Stored(i64),
     /// Another attempt was stored before. It has to be seen what there is.
-    Changed,
+    Conflict,
     /// This leader leads no more.
     Deposed,
 }
@@ -74,46 +74,50 @@ pub struct CoordinationError(pub String);
 
 /// The store.
 #[async_trait]
-pub trait Coordinator: Send + Sync + 'static {
+pub trait HaCoordinator: Send + Sync + 'static {
     /// What it knows.
     ///
     /// # Errors
     /// [`CoordinationError`], as for all others.
-    async fn observe(&self) -> Result<View, CoordinationError>;
+    async fn observe(&self) -> Result<ElectionView, CoordinationError>;
 
     /// Tries to lead. Nothing if another was faster. The lease begins no earlier than this is called.
     ///
     /// # Errors
     /// As above.
-    async fn campaign(&self, bid: &Bid) -> Result<Option<Tenure>, CoordinationError>;
+    async fn campaign(&self, bid: &Candidacy) -> Result<Option<LeaderTerm>, CoordinationError>;
 
     /// Makes the lease begin again, no earlier than this is called. Returns whether there was still one.
     ///
     /// # Errors
     /// As above.
-    async fn renew(&self, tenure: Tenure) -> Result<bool, CoordinationError>;
+    async fn renew(&self, tenure: LeaderTerm) -> Result<bool, CoordinationError>;
 
     /// Stores who may lead next, if this leader still leads and the set has still this revision: an attempt that was given up and
     /// arrives late must not undo a later one.
     ///
     /// # Errors
     /// As above.
-    async fn list(
+    async fn update_in_sync(
         &self,
-        tenure: Tenure,
+        tenure: LeaderTerm,
         revision: i64,
-        members: &InSync,
-    ) -> Result<Listing, CoordinationError>;
+        members: &InSyncSet,
+    ) -> Result<InSyncUpdateOutcome, CoordinationError>;
 
     /// Stores who may lead next, if nobody leads and the set has still this revision. Returns whether that was so.
     ///
     /// # Errors
     /// As above.
-    async fn withdraw(&self, revision: i64, members: &InSync) -> Result<bool, CoordinationError>;
+    async fn update_in_sync_without_leader(
+        &self,
+        revision: i64,
+        members: &InSyncSet,
+    ) -> Result<bool, CoordinationError>;
 
     /// Stops leading before the lease ends.
     ///
     /// # Errors
     /// As above.
-    async fn resign(&self, tenure: Tenure) -> Result<(), CoordinationError>;
+    async fn resign(&self, tenure: LeaderTerm) -> Result<(), CoordinationError>;
 }

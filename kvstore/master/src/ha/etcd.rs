@@ -24,19 +24,21 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::coordinator::{Bid, CoordinationError, Coordinator, Leader, Listing, Tenure, View};
-use super::member::{InSync, read_in_sync, write_in_sync};
+use super::coordinator::{
+    Candidacy, CoordinationError, ElectedLeader, ElectionView, HaCoordinator, InSyncUpdateOutcome, LeaderTerm,
+};
+use super::member::{InSyncSet, read_in_sync, write_in_sync};
 use super::tls::{TlsFiles, client};
 
 /// The longest answer that is read.
-const MAX_ANSWER: usize = 1 << 20;
+const MAX_RESPONSE: usize = 1 << 20;
 
 /// A client of an etcd cluster.
 #[derive(Debug)]
-pub struct Etcd {
+pub struct EtcdCoordinator {
     http: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     /// How long one endpoint's answer is waited for.
-    patience: Duration,
+    request_timeout: Duration,
     /// URLs without a slash at the end.
     endpoints: Vec<String>,
     /// The one that answered last.
@@ -49,7 +51,7 @@ pub struct Etcd {
 /// A key in an answer. etcd leaves out what is zero, and writes numbers as text.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Found {
+struct EtcdTxnKeyValue {
     value: String,
     create_revision: String,
     mod_revision: String,
@@ -57,33 +59,33 @@ struct Found {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Range {
-    kvs: Vec<Found>,
+struct EtcdTxnRange {
+    kvs: Vec<EtcdTxnKeyValue>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Operation {
-    response_range: Range,
+struct EtcdResponseOp {
+    response_range: EtcdTxnRange,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Header {
+struct EtcdResponseHeader {
     revision: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Done {
-    header: Header,
+struct EtcdTxnResponse {
+    header: EtcdResponseHeader,
     succeeded: bool,
-    responses: Vec<Operation>,
+    responses: Vec<EtcdResponseOp>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Lease {
+struct EtcdLeaseResponse {
     #[serde(rename = "ID")]
     id: String,
     #[serde(rename = "TTL")]
@@ -92,8 +94,8 @@ struct Lease {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct KeptAlive {
-    result: Lease,
+struct EtcdKeepAliveResponse {
+    result: EtcdLeaseResponse,
 }
 
 fn failed(why: impl ToString) -> CoordinationError {
@@ -137,7 +139,7 @@ fn modified(key: &str, revision: i64) -> Value {
     json!({ "key": STANDARD.encode(key), "target": "MOD", "result": "EQUAL", "mod_revision": revision.to_string() })
 }
 
-impl Found {
+impl EtcdTxnKeyValue {
     fn text(&self) -> Result<String, CoordinationError> {
         let bytes =
             STANDARD.decode(&self.value).map_err(|_| failed("etcd sent something else than base64"))?;
@@ -145,8 +147,8 @@ impl Found {
     }
 }
 
-impl Done {
-    fn found(&self, at: usize) -> Option<&Found> {
+impl EtcdTxnResponse {
+    fn key_value(&self, at: usize) -> Option<&EtcdTxnKeyValue> {
         self.responses.get(at)?.response_range.kvs.first()
     }
 
@@ -155,17 +157,17 @@ impl Done {
     }
 
     /// The answer to a look at the view, the replication address and the in-sync set, in this order.
-    fn view(&self, in_sync_key: &str) -> Result<View, CoordinationError> {
-        let leader = self.found(0).map(|view| {
-            let replication = self.found(1).map(Found::text).transpose()?;
-            Ok(Leader { address: view.text()?, replication, term: number(&view.create_revision)? })
+    fn view(&self, in_sync_key: &str) -> Result<ElectionView, CoordinationError> {
+        let leader = self.key_value(0).map(|view| {
+            let replication = self.key_value(1).map(EtcdTxnKeyValue::text).transpose()?;
+            Ok(ElectedLeader { address: view.text()?, replication, term: number(&view.create_revision)? })
         });
-        let in_sync = self.found(2).map(|found| {
+        let in_sync = self.key_value(2).map(|found| {
             let members = read_in_sync(&found.text()?)
                 .ok_or_else(|| failed(format!("{in_sync_key} in etcd has an unknown form")))?;
             Ok((members, number(&found.mod_revision)?))
         });
-        Ok(View { leader: leader.transpose()?, in_sync: in_sync.transpose()? })
+        Ok(ElectionView { leader: leader.transpose()?, in_sync: in_sync.transpose()? })
     }
 }
 
@@ -173,12 +175,12 @@ impl Done {
 ///
 /// # Errors
 /// [`CoordinationError`] if etcd does not send such an answer.
-pub fn read_view(answer: &[u8]) -> Result<View, CoordinationError> {
-    let done: Done = serde_json::from_slice(answer).map_err(failed)?;
+pub fn read_view(answer: &[u8]) -> Result<ElectionView, CoordinationError> {
+    let done: EtcdTxnResponse = serde_json::from_slice(answer).map_err(failed)?;
     done.view("in_sync")
 }
 
-impl Etcd {
+impl EtcdCoordinator {
     /// A client of the cluster at `endpoints`: `HOST:PORT`, several with `;` or `,` between them, each maybe with `http://` before
     /// it, or with `https://` where there is `tls`. One endpoint that does not answer within `patience` is left for the next.
     ///
@@ -219,7 +221,7 @@ impl Etcd {
         let key = |name: &str| format!("mooncake-store/{cluster}/{name}");
         Ok(Self {
             http,
-            patience,
+            request_timeout: patience,
             endpoints,
             current: AtomicUsize::new(0),
             view: key("master_view"),
@@ -229,7 +231,7 @@ impl Etcd {
     }
 
     /// Asks one endpoint after the other, beginning with the one that answered last.
-    async fn ask<T: for<'a> Deserialize<'a>>(
+    async fn request<T: for<'a> Deserialize<'a>>(
         &self,
         path: &str,
         question: &Value,
@@ -241,7 +243,7 @@ impl Etcd {
             let Some(endpoint) = self.endpoints.get(at) else { continue };
             // Moved on before it answers: whoever gives up on this answer asks another next time.
             self.current.store((at + 1) % self.endpoints.len(), Relaxed);
-            match self.ask_at(endpoint, path, question).await {
+            match self.request_at(endpoint, path, question).await {
                 Ok(answer) => {
                     self.current.store(at, Relaxed);
                     return serde_json::from_slice(&answer).map_err(|error| {
@@ -254,7 +256,12 @@ impl Etcd {
         Err(why)
     }
 
-    async fn ask_at(&self, endpoint: &str, path: &str, question: &Value) -> Result<Bytes, CoordinationError> {
+    async fn request_at(
+        &self,
+        endpoint: &str,
+        path: &str,
+        question: &Value,
+    ) -> Result<Bytes, CoordinationError> {
         let problem = |error: &dyn Error| failed(format!("etcd at {endpoint}: {}", chain(error)));
         let body = Bytes::from(question.to_string());
         let request = Request::post(format!("{endpoint}{path}")).header(CONTENT_TYPE, "application/json");
@@ -262,10 +269,10 @@ impl Etcd {
         let asked = async {
             let response = self.http.request(request).await.map_err(|error| problem(&error))?;
             let status = response.status();
-            let answer = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
+            let answer = Limited::new(response.into_body(), MAX_RESPONSE).collect().await;
             Ok((status, answer.map_err(|error| problem(&*error))?.to_bytes()))
         };
-        let answered = tokio::time::timeout(self.patience, asked).await;
+        let answered = tokio::time::timeout(self.request_timeout, asked).await;
         let (status, answer) =
             answered.map_err(|_| failed(format!("etcd at {endpoint} does not answer in time")))??;
         if !status.is_success() {
@@ -280,30 +287,31 @@ impl Etcd {
         compare: &[Value],
         success: &[Value],
         failure: &[Value],
-    ) -> Result<Done, CoordinationError> {
+    ) -> Result<EtcdTxnResponse, CoordinationError> {
         let question = json!({ "compare": compare, "success": success, "failure": failure });
-        self.ask("/v3/kv/txn", &question).await
+        self.request("/v3/kv/txn", &question).await
     }
 
     async fn revoke(&self, lease: i64) -> Result<(), CoordinationError> {
-        let _: Value = self.ask("/v3/lease/revoke", &json!({ "ID": lease.to_string() })).await?;
+        let _: Value = self.request("/v3/lease/revoke", &json!({ "ID": lease.to_string() })).await?;
         Ok(())
     }
 }
 
 #[async_trait]
-impl Coordinator for Etcd {
-    async fn observe(&self) -> Result<View, CoordinationError> {
+impl HaCoordinator for EtcdCoordinator {
+    async fn observe(&self) -> Result<ElectionView, CoordinationError> {
         let keys = [&self.view, &self.replication, &self.in_sync].map(|key| range(key));
         let done = self.transact(&[], &keys, &[]).await?;
         done.view(&self.in_sync)
     }
 
-    async fn campaign(&self, bid: &Bid) -> Result<Option<Tenure>, CoordinationError> {
+    async fn campaign(&self, bid: &Candidacy) -> Result<Option<LeaderTerm>, CoordinationError> {
         let seconds = bid.lease.as_secs_f64().ceil().max(1.0) as u64;
-        let granted: Lease = self.ask("/v3/lease/grant", &json!({ "TTL": seconds.to_string() })).await?;
+        let granted: EtcdLeaseResponse =
+            self.request("/v3/lease/grant", &json!({ "TTL": seconds.to_string() })).await?;
         let lease = number(&granted.id)?;
-        let alone = write_in_sync(&InSync::from([bid.member.clone()]));
+        let alone = write_in_sync(&InSyncSet::from([bid.member.clone()]));
         let compare = [created(&self.view, 0), modified(&self.in_sync, bid.revision)];
         let success = [
             put(&self.view, &bid.member.address, lease),
@@ -312,16 +320,16 @@ impl Coordinator for Etcd {
         ];
         let done = self.transact(&compare, &success, &[]).await?;
         if done.succeeded {
-            return Ok(Some(Tenure { term: done.revision()?, lease }));
+            return Ok(Some(LeaderTerm { term: done.revision()?, lease }));
         }
         // It would end by itself, too.
         let _ = self.revoke(lease).await;
         Ok(None)
     }
 
-    async fn renew(&self, tenure: Tenure) -> Result<bool, CoordinationError> {
-        let kept: KeptAlive =
-            self.ask("/v3/lease/keepalive", &json!({ "ID": tenure.lease.to_string() })).await?;
+    async fn renew(&self, tenure: LeaderTerm) -> Result<bool, CoordinationError> {
+        let kept: EtcdKeepAliveResponse =
+            self.request("/v3/lease/keepalive", &json!({ "ID": tenure.lease.to_string() })).await?;
         if number(&kept.result.ttl)? <= 0 {
             return Ok(false);
         }
@@ -330,31 +338,35 @@ impl Coordinator for Etcd {
         Ok(done.succeeded)
     }
 
-    async fn list(
+    async fn update_in_sync(
         &self,
-        tenure: Tenure,
+        tenure: LeaderTerm,
         revision: i64,
-        members: &InSync,
-    ) -> Result<Listing, CoordinationError> {
+        members: &InSyncSet,
+    ) -> Result<InSyncUpdateOutcome, CoordinationError> {
         let compare = [created(&self.view, tenure.term), modified(&self.in_sync, revision)];
         let success = [put(&self.in_sync, &write_in_sync(members), 0)];
         let done = self.transact(&compare, &success, &[range(&self.view)]).await?;
         if done.succeeded {
-            return Ok(Listing::Stored(done.revision()?));
+            return Ok(InSyncUpdateOutcome::Stored(done.revision()?));
         }
-        match done.found(0) {
-            Some(view) if number(&view.create_revision)? == tenure.term => Ok(Listing::Changed),
-            _ => Ok(Listing::Deposed),
+        match done.key_value(0) {
+            Some(view) if number(&view.create_revision)? == tenure.term => Ok(InSyncUpdateOutcome::Conflict),
+            _ => Ok(InSyncUpdateOutcome::Deposed),
         }
     }
 
-    async fn withdraw(&self, revision: i64, members: &InSync) -> Result<bool, CoordinationError> {
+    async fn update_in_sync_without_leader(
+        &self,
+        revision: i64,
+        members: &InSyncSet,
+    ) -> Result<bool, CoordinationError> {
         let compare = [created(&self.view, 0), modified(&self.in_sync, revision)];
         let success = [put(&self.in_sync, &write_in_sync(members), 0)];
         Ok(self.transact(&compare, &success, &[]).await?.succeeded)
     }
 
-    async fn resign(&self, tenure: Tenure) -> Result<(), CoordinationError> {
+    async fn resign(&self, tenure: LeaderTerm) -> Result<(), CoordinationError> {
         // Where it is gone already etcd says so, and where etcd is gone it ends by itself.
         let _ = self.revoke(tenure.lease).await;
         Ok(())
@@ -368,25 +380,25 @@ mod tests {
     #[test]
     fn endpoints_are_read() {
         let patience = Duration::from_secs(1);
-        let etcd = Etcd::new("a:1;http://b:2/, 127.0.0.1:3", "c", None, patience).unwrap();
+        let etcd = EtcdCoordinator::new("a:1;http://b:2/, 127.0.0.1:3", "c", None, patience).unwrap();
         assert_eq!(etcd.endpoints, ["http://a:1", "http://b:2", "http://127.0.0.1:3"]);
         assert_eq!(etcd.view, "mooncake-store/c/master_view");
         assert_eq!(etcd.view, moongate_kvstore::rpc::leader_key("c"), "clients of this project look there");
         for wrong in ["", ";", "https://a:1", "redis://a:1", "a b"] {
-            assert!(Etcd::new(wrong, "c", None, patience).is_err(), "{wrong}");
+            assert!(EtcdCoordinator::new(wrong, "c", None, patience).is_err(), "{wrong}");
         }
     }
 
     #[test]
     fn what_is_left_out_is_nothing() {
-        let done: Done = serde_json::from_str(
+        let done: EtcdTxnResponse = serde_json::from_str(
             r#"{"header":{"cluster_id":"1","revision":"7"},"responses":[{"response_range":{"header":{}}},
             {"response_range":{"kvs":[{"key":"YQ==","create_revision":"2","mod_revision":"3","value":"aG9zdDox"}]}}]}"#,
         )
         .unwrap();
-        assert!(!done.succeeded && done.found(0).is_none() && done.found(2).is_none());
+        assert!(!done.succeeded && done.key_value(0).is_none() && done.key_value(2).is_none());
         assert_eq!(done.revision().unwrap(), 7);
-        assert_eq!(done.found(1).unwrap().text().unwrap(), "host:1");
+        assert_eq!(done.key_value(1).unwrap().text().unwrap(), "host:1");
         assert!(number("x").is_err());
     }
 }

@@ -13,24 +13,24 @@ pub fn now() -> Duration {
 
 /// A moment after which nobody may be answered any more. It moves with every renewal of the leader's lease.
 #[derive(Debug, Default)]
-pub struct Fence {
+pub struct LeaseFence {
     /// Microseconds, on the clock of [`now`].
     until: AtomicU64,
 }
 
-impl Fence {
+impl LeaseFence {
     /// Callers may be answered until then.
-    pub fn set(&self, until: Duration) {
+    pub fn extend(&self, until: Duration) {
         self.until.store(until.as_micros().try_into().unwrap_or(u64::MAX), Ordering::SeqCst);
     }
 
     /// Nobody may be answered.
-    pub fn lower(&self) {
+    pub fn revoke(&self) {
         self.until.store(0, Ordering::SeqCst);
     }
 
     /// Whether callers may be answered at this time.
-    pub fn stands(&self, now: Duration) -> bool {
+    pub fn is_open(&self, now: Duration) -> bool {
         now.as_micros() < u128::from(self.until.load(Ordering::SeqCst))
     }
 }
@@ -41,12 +41,12 @@ mod tests {
 
     #[test]
     fn it_falls_by_itself() {
-        let fence = Fence::default();
-        assert!(!fence.stands(now()));
+        let fence = LeaseFence::default();
+        assert!(!fence.is_open(now()));
         let until = now() + Duration::from_secs(3600);
-        fence.set(until);
-        assert!(fence.stands(now()) && !fence.stands(until));
-        fence.lower();
-        assert!(!fence.stands(now()));
+        fence.extend(until);
+        assert!(fence.is_open(now()) && !fence.is_open(until));
+        fence.revoke();
+        assert!(!fence.is_open(now()));
     }
 }

@@ -2,12 +2,12 @@
 
 use std::io;
 
-use super::frame::{Frame, Records, Start};
+use super::frame::{ReplicationFrame, ReplicationRecords, ReplicationStart};
 
 /// Where a follower keeps what it was told.
 ///
 /// Until the new state is whole the one before stays: a follower may be listed as in sync for it.
-pub trait Copy {
+pub trait ReplicationSink {
     /// A whole state follows, with all records up to this one and maybe some of the later ones.
     ///
     /// # Errors
@@ -24,7 +24,7 @@ pub trait Copy {
     ///
     /// # Errors
     /// As above. Then the state before stays.
-    fn whole(&mut self) -> io::Result<()>;
+    fn finish(&mut self) -> io::Result<()>;
 
     /// A record, in order.
     fn record(&mut self, number: u64, record: &[u8]);
@@ -38,7 +38,7 @@ pub trait Copy {
 
 /// Why a leader is not followed any more.
 #[derive(Debug, thiserror::Error)]
-pub enum Unfollowed {
+pub enum FollowError {
     /// It says what it must not say now.
     #[error("the leader sent {0} where it must not")]
     Unexpected(&'static str),
@@ -54,80 +54,100 @@ pub enum Unfollowed {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum FollowerPhase {
     /// No answer yet.
-    Greeting,
+    Handshake,
     /// The state is coming.
     Loading,
     /// It is whole as soon as this record is there.
-    Closing(u64),
+    CatchingUp(u64),
     /// The copy is whole.
     Following,
 }
 
 /// One connection to a leader.
 #[derive(Debug)]
-pub struct Follower {
+pub struct ReplicationFollower {
     term: i64,
-    phase: Phase,
+    phase: FollowerPhase,
     /// The last record that the copy has.
     last: u64,
     /// What the leader was told that the copy has.
-    has: Option<u64>,
+    reported_last: Option<u64>,
 }
 
-impl Follower {
+impl ReplicationFollower {
     /// A follower of the leader with this term, with what its greeting says: the epoch and the number of its last record.
     pub fn new(term: i64, has: Option<(u64, u64)>) -> Self {
-        let has = has.map(|(_, number)| number);
-        Self { term, phase: Phase::Greeting, last: 0, has }
+        let reported_last = has.map(|(_, number)| number);
+        Self { term, phase: FollowerPhase::Handshake, last: 0, reported_last }
     }
 
     /// The leader said this. Returns up to which record to acknowledge, if anything.
     ///
     /// # Errors
-    /// [`Unfollowed`]. The connection is of no more use.
-    pub fn take(&mut self, frame: Frame<'_>, copy: &mut impl Copy) -> Result<Option<u64>, Unfollowed> {
+    /// [`FollowError`]. The connection is of no more use.
+    pub fn handle_frame(
+        &mut self,
+        frame: ReplicationFrame<'_>,
+        copy: &mut impl ReplicationSink,
+    ) -> Result<Option<u64>, FollowError> {
         match (frame, self.phase) {
-            (Frame::Welcome { term, .. }, Phase::Greeting) if term != self.term => {
-                return Err(Unfollowed::Term(term, self.term));
+            (ReplicationFrame::Welcome { term, .. }, FollowerPhase::Handshake) if term != self.term => {
+                return Err(FollowError::Term(term, self.term));
             }
-            (Frame::Welcome { start: Start::Snapshot(number), .. }, Phase::Greeting) => {
-                (self.phase, self.last) = (Phase::Loading, number);
+            (
+                ReplicationFrame::Welcome { start: ReplicationStart::Snapshot(number), .. },
+                FollowerPhase::Handshake,
+            ) => {
+                (self.phase, self.last) = (FollowerPhase::Loading, number);
                 copy.begin(number)?;
             }
-            (Frame::Welcome { start: Start::Resume(number), .. }, Phase::Greeting)
-                if self.has == Some(number) =>
-            {
-                (self.phase, self.last) = (Phase::Following, number);
+            (
+                ReplicationFrame::Welcome { start: ReplicationStart::Resume(number), .. },
+                FollowerPhase::Handshake,
+            ) if self.reported_last == Some(number) => {
+                (self.phase, self.last) = (FollowerPhase::Following, number);
             }
-            (Frame::State(mut records), Phase::Loading) => records.try_for_each(|it| copy.part(it))?,
-            (Frame::Whole(number), Phase::Loading) => self.phase = Phase::Closing(number),
-            (Frame::Facts(first, records), Phase::Loading | Phase::Closing(_) | Phase::Following) => {
+            (ReplicationFrame::State(mut records), FollowerPhase::Loading) => {
+                records.try_for_each(|it| copy.part(it))?;
+            }
+            (ReplicationFrame::StateComplete(number), FollowerPhase::Loading) => {
+                self.phase = FollowerPhase::CatchingUp(number);
+            }
+            (
+                ReplicationFrame::Records(first, records),
+                FollowerPhase::Loading | FollowerPhase::CatchingUp(_) | FollowerPhase::Following,
+            ) => {
                 self.records(first, records, copy)?;
             }
-            (Frame::Idle(number), Phase::Following) if number != self.last => {
-                return Err(Unfollowed::Gap(number, self.last));
+            (ReplicationFrame::Heartbeat(number), FollowerPhase::Following) if number != self.last => {
+                return Err(FollowError::Gap(number, self.last));
             }
-            (Frame::Idle(_), Phase::Following) => {}
-            (frame, _) => return Err(Unfollowed::Unexpected(name(&frame))),
+            (ReplicationFrame::Heartbeat(_), FollowerPhase::Following) => {}
+            (frame, _) => return Err(FollowError::Unexpected(name(&frame))),
         }
-        if let Phase::Closing(number) = self.phase
+        if let FollowerPhase::CatchingUp(number) = self.phase
             && self.last >= number
         {
-            copy.whole()?;
-            self.phase = Phase::Following;
+            copy.finish()?;
+            self.phase = FollowerPhase::Following;
         }
-        if self.phase != Phase::Following {
+        if self.phase != FollowerPhase::Following {
             return Ok(None);
         }
         copy.commit()?;
         Ok(Some(self.last))
     }
 
-    fn records(&mut self, first: u64, records: Records<'_>, copy: &mut impl Copy) -> Result<(), Unfollowed> {
+    fn records(
+        &mut self,
+        first: u64,
+        records: ReplicationRecords<'_>,
+        copy: &mut impl ReplicationSink,
+    ) -> Result<(), FollowError> {
         if first != self.last.saturating_add(1) {
-            return Err(Unfollowed::Gap(first, self.last.saturating_add(1)));
+            return Err(FollowError::Gap(first, self.last.saturating_add(1)));
         }
         for record in records {
             self.last = self.last.saturating_add(1);
@@ -137,14 +157,14 @@ impl Follower {
     }
 }
 
-fn name(frame: &Frame<'_>) -> &'static str {
+fn name(frame: &ReplicationFrame<'_>) -> &'static str {
     match frame {
-        Frame::Hello { .. } => "a greeting",
-        Frame::Welcome { .. } => "a welcome",
-        Frame::State(_) => "a part of its state",
-        Frame::Whole(_) => "the end of its state",
-        Frame::Facts(..) => "records",
-        Frame::Idle(_) => "that nothing is new",
-        Frame::Acknowledged(_) => "an acknowledgement",
+        ReplicationFrame::Hello { .. } => "a greeting",
+        ReplicationFrame::Welcome { .. } => "a welcome",
+        ReplicationFrame::State(_) => "a part of its state",
+        ReplicationFrame::StateComplete(_) => "the end of its state",
+        ReplicationFrame::Records(..) => "records",
+        ReplicationFrame::Heartbeat(_) => "that nothing is new",
+        ReplicationFrame::Acknowledged(_) => "an acknowledgement",
     }
 }

@@ -3,7 +3,7 @@
 //! A frame: u32 length of what follows the checksum, u32 CRC-32 of that, then a kind and the kind's members. Numbers are
 //! little-endian; text and records have a u32 length before them. The first frame of either side has the protocol's version.
 
-use super::member::{MAX_ADDRESS, Member};
+use super::member::{HaMember, MAX_ADDRESS};
 
 /// The protocol's version.
 pub const VERSION: u16 = 2;
@@ -16,7 +16,7 @@ pub const BATCH: usize = 256 << 10;
 
 /// Bytes that are no frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FrameError {
+pub enum ReplicationFrameError {
     /// Its length is out of bounds.
     #[error("a frame of {0} bytes")]
     Length(usize),
@@ -35,7 +35,7 @@ pub enum FrameError {
 
 /// How a leader goes on with a follower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
+pub enum ReplicationStart {
     /// It sends the whole state, then the records after this one.
     Snapshot(u64),
     /// The follower has all up to this record.
@@ -44,40 +44,40 @@ pub enum Start {
 
 /// One frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Frame<'a> {
+pub enum ReplicationFrame<'a> {
     /// A follower begins: who it is, the term of the leader that it expects, and what it has.
     Hello {
         /// The follower.
-        member: Member,
+        member: HaMember,
         /// The leader's term, as the store told it.
         term: i64,
-        /// The epoch and the number of the last record that it has; see [`Epochs`](crate::Epochs).
-        has: Option<(u64, u64)>,
+        /// The epoch and the number of the last record that it has; see [`EpochHistory`](crate::Epochs).
+        last_record: Option<(u64, u64)>,
     },
     /// The leader's answer.
     Welcome {
         /// Its term.
         term: i64,
         /// How it goes on.
-        start: Start,
+        start: ReplicationStart,
     },
     /// A part of the state.
-    State(Records<'a>),
+    State(ReplicationRecords<'a>),
     /// The state is whole once the record with this number is there too.
-    Whole(u64),
+    StateComplete(u64),
     /// Records from this number on.
-    Facts(u64, Records<'a>),
+    Records(u64, ReplicationRecords<'a>),
     /// Nothing is new: the last record is still this one.
-    Idle(u64),
+    Heartbeat(u64),
     /// The follower has all records up to this one.
     Acknowledged(u64),
 }
 
 /// Records, each with its length before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Records<'a>(&'a [u8]);
+pub struct ReplicationRecords<'a>(&'a [u8]);
 
-impl<'a> Iterator for Records<'a> {
+impl<'a> Iterator for ReplicationRecords<'a> {
     type Item = &'a [u8];
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -88,7 +88,7 @@ impl<'a> Iterator for Records<'a> {
     }
 }
 
-impl<'a> Records<'a> {
+impl<'a> ReplicationRecords<'a> {
     /// Takes what [`push_record`] wrote. Nothing if it is something else.
     pub fn new(bytes: &'a [u8]) -> Option<Self> {
         let mut records = Self(bytes);
@@ -107,18 +107,18 @@ mod kind {
     pub(super) const HELLO: u8 = 1;
     pub(super) const WELCOME: u8 = 2;
     pub(super) const STATE: u8 = 3;
-    pub(super) const WHOLE: u8 = 4;
-    pub(super) const FACTS: u8 = 5;
-    pub(super) const IDLE: u8 = 6;
+    pub(super) const STATE_COMPLETE: u8 = 4;
+    pub(super) const RECORDS: u8 = 5;
+    pub(super) const HEARTBEAT: u8 = 6;
     pub(super) const ACKNOWLEDGED: u8 = 7;
 }
 
 /// Appends a frame.
-pub fn write(frame: &Frame<'_>, out: &mut Vec<u8>) {
+pub fn write(frame: &ReplicationFrame<'_>, out: &mut Vec<u8>) {
     let begin = out.len();
     out.extend_from_slice(&[0; HEADER]);
     match frame {
-        Frame::Hello { member, term, has } => {
+        ReplicationFrame::Hello { member, term, last_record: has } => {
             out.push(kind::HELLO);
             out.extend_from_slice(&VERSION.to_le_bytes());
             out.extend_from_slice(&member.incarnation.to_le_bytes());
@@ -129,28 +129,28 @@ pub fn write(frame: &Frame<'_>, out: &mut Vec<u8>) {
             out.extend_from_slice(&epoch.to_le_bytes());
             out.extend_from_slice(&number.to_le_bytes());
         }
-        Frame::Welcome { term, start } => {
+        ReplicationFrame::Welcome { term, start } => {
             out.push(kind::WELCOME);
             out.extend_from_slice(&VERSION.to_le_bytes());
             out.extend_from_slice(&term.to_le_bytes());
             let (resumes, number) = match start {
-                Start::Snapshot(number) => (0, number),
-                Start::Resume(number) => (1, number),
+                ReplicationStart::Snapshot(number) => (0, number),
+                ReplicationStart::Resume(number) => (1, number),
             };
             out.push(resumes);
             out.extend_from_slice(&number.to_le_bytes());
         }
-        Frame::State(records) => {
+        ReplicationFrame::State(records) => {
             out.push(kind::STATE);
             out.extend_from_slice(records.0);
         }
-        Frame::Facts(first, records) => {
-            numbered(kind::FACTS, *first, out);
+        ReplicationFrame::Records(first, records) => {
+            numbered(kind::RECORDS, *first, out);
             out.extend_from_slice(records.0);
         }
-        Frame::Whole(number) => numbered(kind::WHOLE, *number, out),
-        Frame::Idle(number) => numbered(kind::IDLE, *number, out),
-        Frame::Acknowledged(number) => numbered(kind::ACKNOWLEDGED, *number, out),
+        ReplicationFrame::StateComplete(number) => numbered(kind::STATE_COMPLETE, *number, out),
+        ReplicationFrame::Heartbeat(number) => numbered(kind::HEARTBEAT, *number, out),
+        ReplicationFrame::Acknowledged(number) => numbered(kind::ACKNOWLEDGED, *number, out),
     }
     let body = out.get(begin + HEADER..).unwrap_or_default();
     let (length, sum) = (body.len() as u32, crc32fast::hash(body));
@@ -168,12 +168,12 @@ fn numbered(kind: u8, number: u64, out: &mut Vec<u8>) {
 /// How many bytes follow this header, and their checksum.
 ///
 /// # Errors
-/// [`FrameError::Length`].
-pub fn header(bytes: [u8; HEADER]) -> Result<(usize, u32), FrameError> {
+/// [`ReplicationFrameError::Length`].
+pub fn header(bytes: [u8; HEADER]) -> Result<(usize, u32), ReplicationFrameError> {
     let [a, b, c, d, e, f, g, h] = bytes;
     let length = u32::from_le_bytes([a, b, c, d]) as usize;
     if length == 0 || length > MAX_FRAME {
-        return Err(FrameError::Length(length));
+        return Err(ReplicationFrameError::Length(length));
     }
     Ok((length, u32::from_le_bytes([e, f, g, h])))
 }
@@ -181,79 +181,80 @@ pub fn header(bytes: [u8; HEADER]) -> Result<(usize, u32), FrameError> {
 /// Reads what follows a header.
 ///
 /// # Errors
-/// [`FrameError`].
-pub fn read(body: &[u8], checksum: u32) -> Result<Frame<'_>, FrameError> {
+/// [`ReplicationFrameError`].
+pub fn read(body: &[u8], checksum: u32) -> Result<ReplicationFrame<'_>, ReplicationFrameError> {
     if crc32fast::hash(body) != checksum {
-        return Err(FrameError::Checksum);
+        return Err(ReplicationFrameError::Checksum);
     }
-    let mut rest = Rest(body);
+    let mut rest = ReplicationFrameReader(body);
     let frame = match rest.byte()? {
         kind::HELLO => {
             rest.version()?;
             let incarnation = rest.number()?;
             let length = u32::from_le_bytes(rest.array()?) as usize;
             if length > MAX_ADDRESS {
-                return Err(FrameError::Value("address"));
+                return Err(ReplicationFrameError::Value("address"));
             }
-            let address = str::from_utf8(rest.take(length)?).map_err(|_| FrameError::Value("address"))?;
-            let member = Member { address: address.to_owned(), incarnation };
+            let address =
+                str::from_utf8(rest.take(length)?).map_err(|_| ReplicationFrameError::Value("address"))?;
+            let member = HaMember { address: address.to_owned(), incarnation };
             let term = i64::from_le_bytes(rest.array()?);
             let has = rest.byte()? == 1;
             let position = (rest.number()?, rest.number()?);
-            Frame::Hello { member, term, has: has.then_some(position) }
+            ReplicationFrame::Hello { member, term, last_record: has.then_some(position) }
         }
         kind::WELCOME => {
             rest.version()?;
             let term = i64::from_le_bytes(rest.array()?);
             let start = match (rest.byte()?, rest.number()?) {
-                (0, number) => Start::Snapshot(number),
-                (1, number) => Start::Resume(number),
-                _ => return Err(FrameError::Value("start")),
+                (0, number) => ReplicationStart::Snapshot(number),
+                (1, number) => ReplicationStart::Resume(number),
+                _ => return Err(ReplicationFrameError::Value("start")),
             };
-            Frame::Welcome { term, start }
+            ReplicationFrame::Welcome { term, start }
         }
-        kind::STATE => Frame::State(rest.records()?),
-        kind::FACTS => Frame::Facts(rest.number()?, rest.records()?),
-        kind::WHOLE => Frame::Whole(rest.number()?),
-        kind::IDLE => Frame::Idle(rest.number()?),
-        kind::ACKNOWLEDGED => Frame::Acknowledged(rest.number()?),
-        _ => return Err(FrameError::Value("kind")),
+        kind::STATE => ReplicationFrame::State(rest.records()?),
+        kind::RECORDS => ReplicationFrame::Records(rest.number()?, rest.records()?),
+        kind::STATE_COMPLETE => ReplicationFrame::StateComplete(rest.number()?),
+        kind::HEARTBEAT => ReplicationFrame::Heartbeat(rest.number()?),
+        kind::ACKNOWLEDGED => ReplicationFrame::Acknowledged(rest.number()?),
+        _ => return Err(ReplicationFrameError::Value("kind")),
     };
-    if rest.0.is_empty() { Ok(frame) } else { Err(FrameError::Value("length")) }
+    if rest.0.is_empty() { Ok(frame) } else { Err(ReplicationFrameError::Value("length")) }
 }
 
-struct Rest<'a>(&'a [u8]);
+struct ReplicationFrameReader<'a>(&'a [u8]);
 
-impl<'a> Rest<'a> {
-    fn take(&mut self, length: usize) -> Result<&'a [u8], FrameError> {
-        let (taken, rest) = self.0.split_at_checked(length).ok_or(FrameError::Value("length"))?;
+impl<'a> ReplicationFrameReader<'a> {
+    fn take(&mut self, length: usize) -> Result<&'a [u8], ReplicationFrameError> {
+        let (taken, rest) = self.0.split_at_checked(length).ok_or(ReplicationFrameError::Value("length"))?;
         self.0 = rest;
         Ok(taken)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], FrameError> {
-        let (taken, rest) = self.0.split_first_chunk().ok_or(FrameError::Value("length"))?;
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], ReplicationFrameError> {
+        let (taken, rest) = self.0.split_first_chunk().ok_or(ReplicationFrameError::Value("length"))?;
         self.0 = rest;
         Ok(*taken)
     }
 
-    fn byte(&mut self) -> Result<u8, FrameError> {
+    fn byte(&mut self) -> Result<u8, ReplicationFrameError> {
         self.array().map(|[byte]| byte)
     }
 
-    fn number(&mut self) -> Result<u64, FrameError> {
+    fn number(&mut self) -> Result<u64, ReplicationFrameError> {
         self.array().map(u64::from_le_bytes)
     }
 
-    fn version(&mut self) -> Result<(), FrameError> {
+    fn version(&mut self) -> Result<(), ReplicationFrameError> {
         match u16::from_le_bytes(self.array()?) {
             VERSION => Ok(()),
-            other => Err(FrameError::Version(other)),
+            other => Err(ReplicationFrameError::Version(other)),
         }
     }
 
-    fn records(&mut self) -> Result<Records<'a>, FrameError> {
-        Records::new(std::mem::take(&mut self.0)).ok_or(FrameError::Value("record"))
+    fn records(&mut self) -> Result<ReplicationRecords<'a>, ReplicationFrameError> {
+        ReplicationRecords::new(std::mem::take(&mut self.0)).ok_or(ReplicationFrameError::Value("record"))
     }
 }
 
@@ -262,21 +263,21 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn frame(records: &[u8]) -> impl Strategy<Value = Frame<'_>> {
+    fn frame(records: &[u8]) -> impl Strategy<Value = ReplicationFrame<'_>> {
         let numbers = any::<(u64, i64, u64)>();
         (0..8_u8, "[a-z.:0-9]{0,40}", numbers, any::<bool>()).prop_map(
             |(kind, address, (number, term, other), flag)| match kind {
                 0 => {
-                    let member = Member { address, incarnation: number };
-                    Frame::Hello { member, term, has: flag.then_some((number ^ 1, other)) }
+                    let member = HaMember { address, incarnation: number };
+                    ReplicationFrame::Hello { member, term, last_record: flag.then_some((number ^ 1, other)) }
                 }
-                1 => Frame::Welcome { term, start: Start::Snapshot(number) },
-                2 => Frame::Welcome { term, start: Start::Resume(number) },
-                3 => Frame::State(Records(records)),
-                4 => Frame::Whole(number),
-                5 => Frame::Facts(number, Records(records)),
-                6 => Frame::Idle(number),
-                _ => Frame::Acknowledged(number),
+                1 => ReplicationFrame::Welcome { term, start: ReplicationStart::Snapshot(number) },
+                2 => ReplicationFrame::Welcome { term, start: ReplicationStart::Resume(number) },
+                3 => ReplicationFrame::State(ReplicationRecords(records)),
+                4 => ReplicationFrame::StateComplete(number),
+                5 => ReplicationFrame::Records(number, ReplicationRecords(records)),
+                6 => ReplicationFrame::Heartbeat(number),
+                _ => ReplicationFrame::Acknowledged(number),
             },
         )
     }
@@ -302,13 +303,13 @@ mod tests {
             prop_assert_eq!(read(&bytes[HEADER..], sum), Ok(frame));
             let at = HEADER + at as usize % length;
             bytes[at] ^= 1 << bit;
-            prop_assert_eq!(read(&bytes[HEADER..], sum), Err(FrameError::Checksum));
+            prop_assert_eq!(read(&bytes[HEADER..], sum), Err(ReplicationFrameError::Checksum));
         }
 
         #[test]
         fn anything_is_refused_or_read(kind in 0..9_u8, mut body: Vec<u8>) {
             body.insert(0, kind);
-            if let Ok(Frame::State(records) | Frame::Facts(_, records)) = read(&body, crc32fast::hash(&body)) {
+            if let Ok(ReplicationFrame::State(records) | ReplicationFrame::Records(_, records)) = read(&body, crc32fast::hash(&body)) {
                 prop_assert!(records.map(|it| it.len() + 4).sum::<usize>() <= body.len());
             }
         }
@@ -316,10 +317,10 @@ mod tests {
 
     #[test]
     fn lengths_are_bounded() {
-        assert_eq!(header([0; 8]), Err(FrameError::Length(0)));
-        assert_eq!(header([0xff; 8]), Err(FrameError::Length(u32::MAX as usize)));
-        let records: Vec<_> = Records::new(some_records()).unwrap().collect();
+        assert_eq!(header([0; 8]), Err(ReplicationFrameError::Length(0)));
+        assert_eq!(header([0xff; 8]), Err(ReplicationFrameError::Length(u32::MAX as usize)));
+        let records: Vec<_> = ReplicationRecords::new(some_records()).unwrap().collect();
         assert_eq!(records, [&b"one"[..], b"", b"three"]);
-        assert_eq!(Records::new(&some_records()[..5]), None);
+        assert_eq!(ReplicationRecords::new(&some_records()[..5]), None);
     }
 }

@@ -11,7 +11,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::coordinator::CoordinationError;
-use super::run::Shown;
+use super::node::HaNodeStatus;
 
 /// The label and its value, those of Mooncake's master.
 const LABEL: &str = "mooncake.io/store-role";
@@ -21,7 +21,7 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// The pod that a master runs in.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pod {
+pub struct PodName {
     /// Its namespace.
     pub namespace: String,
     /// Its name there.
@@ -29,21 +29,21 @@ pub struct Pod {
 }
 
 /// The label of one pod.
-pub(super) struct PodLabel {
+pub(super) struct PodLabeler {
     pods: Api<PodObject>,
     name: String,
 }
 
-impl PodLabel {
+impl PodLabeler {
     /// That of this pod. The client's connections belong to the runtime that this is called in.
-    pub(super) fn new(config: Config, pod: &Pod) -> Result<Self, CoordinationError> {
+    pub(super) fn new(config: Config, pod: &PodName) -> Result<Self, CoordinationError> {
         let client = Client::try_from(config).map_err(|error| CoordinationError(error.to_string()))?;
         Ok(Self { pods: Api::namespaced(client, &pod.namespace), name: pod.name.clone() })
     }
 
     /// Sets it while the master serves and removes it else, until `stop`; at first too, because an earlier life of the master may have
     /// left it.
-    pub(super) async fn follow(self, shown: Arc<Shown>, stop: CancellationToken) {
+    pub(super) async fn run(self, shown: Arc<HaNodeStatus>, stop: CancellationToken) {
         let mut serves = shown.serves.subscribe();
         loop {
             let leads = *serves.borrow_and_update();

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::replica::Replica;
-use crate::journal::{Journal, StorageStatus};
+use super::standby_replica::StandbyReplica;
+use crate::journal::{DataDirStatus, Journal};
 
-pub(super) struct StandbyJournal(pub(super) Arc<Mutex<Replica>>);
+pub(super) struct StandbyJournal(pub(super) Arc<Mutex<StandbyReplica>>);
 
 impl Journal for StandbyJournal {
     fn append(&self, _: &[u8]) -> u64 {
@@ -19,7 +19,7 @@ impl Journal for StandbyJournal {
         Err(io::Error::other("this master is a standby"))
     }
 
-    fn storage(&self) -> Option<StorageStatus> {
+    fn storage(&self) -> Option<DataDirStatus> {
         self.0.lock().disk()?.durable().storage()
     }
 }

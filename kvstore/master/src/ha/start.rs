@@ -4,33 +4,33 @@ use std::sync::Arc;
 use std::time::Instant;
 use std::{io, thread};
 
-use moongate_kvcore::Settings;
-use moongate_oplog::Options;
+use moongate_kvcore::MasterCoreOptions;
+use moongate_oplog::OplogOptions;
 use moongate_runtime::Supervisor;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 
-use super::coordinator::{CoordinationError, Coordinator};
-use super::disk::{Disk, DiskError, DiskOptions};
-use super::elector::Times;
-use super::etcd::Etcd;
-use super::kubernetes::{self, Kubernetes};
-use super::pod_label::PodLabel;
-use super::run::{HaOptions, Participant, Shown};
-use super::tenure::TenureOptions;
-use super::tls::TlsError;
-use crate::durable::Pace;
-use crate::faces::MetadataPlace;
-use crate::flags::{Backend, DataOptions, HaFlags, MasterOptions};
-use crate::state::State;
+use super::coordinator::{CoordinationError, HaCoordinator};
+use super::elector::ElectionTimings;
+use super::etcd::EtcdCoordinator;
+use super::leadership::LeadershipOptions;
+use super::lease_coordinator::{self, LeaseCoordinator};
+use super::member_folder::{MemberFolder, MemberFolderError, MemberFolderOptions};
+use super::node::{HaNode, HaNodeStatus, HaOptions};
+use super::pod_label::PodLabeler;
+use super::tls::HaTlsError;
+use crate::aux_services::MetadataLocation;
+use crate::durable::PersistenceSchedule;
+use crate::flags::{DataDirOptions, HaBackend, HaFlags, MasterOptions};
+use crate::state::MasterState;
 
 /// Bytes of a file of the log: one is read at a time to send followers what they missed.
 const LOG_FILE: u64 = 16 << 20;
 
 /// A master among others, which runs.
 #[derive(Debug)]
-pub struct HaMaster {
-    shown: Arc<Shown>,
+pub struct RunningHaMaster {
+    status: Arc<HaNodeStatus>,
 }
 
 /// Why a master does not take part.
@@ -41,19 +41,19 @@ pub enum HaStartError {
     Backend(#[from] CoordinationError),
     /// Files for TLS cannot be used.
     #[error("--ha_replication_…: {0}")]
-    Tls(#[from] TlsError),
+    Tls(#[from] HaTlsError),
     /// Its state cannot be kept.
     #[error("the state cannot be kept; --data_dir wants a folder that can be written to")]
-    Data(#[from] DiskError),
+    Data(#[from] MemberFolderError),
     /// There is no thread for it.
     #[error("no thread for taking part in elections: {0}")]
     Thread(#[from] io::Error),
 }
 
-impl HaMaster {
+impl RunningHaMaster {
     /// What others may know of it.
-    pub fn shown(&self) -> &Arc<Shown> {
-        &self.shown
+    pub fn status(&self) -> &Arc<HaNodeStatus> {
+        &self.status
     }
 }
 
@@ -68,17 +68,17 @@ pub async fn start(
     flags: HaFlags,
     options: MasterOptions,
     supervisor: &Supervisor,
-) -> Result<HaMaster, HaStartError> {
+) -> Result<RunningHaMaster, HaStartError> {
     let MasterOptions {
         server,
         rpc,
-        report,
+        log_summary: report,
         journal_bytes,
         metrics,
         metadata,
         events,
-        unused,
-        missing,
+        ignored_flags: unused,
+        unsupported_flags: missing,
         quotas,
         data,
         ..
@@ -89,24 +89,33 @@ pub async fn start(
     if !missing.is_empty() {
         tracing::warn!(flags = missing.join(" "), "these ask for something that this master does not do");
     }
-    let mut faces = crate::command::faces(metrics, metadata, events);
+    let mut faces = crate::command::service_options(metrics, metadata, events);
     faces.quotas = quotas.filter(|_| server.core.multi_tenant).map(Into::into);
     if let Some(metadata) = &mut faces.metadata {
-        metadata.place = MetadataPlace::State;
+        metadata.location = MetadataLocation::State;
     }
-    let HaFlags { backend, address, replication_address, replication, tls, lease, patience, force } = flags;
-    let times = Times { lease };
+    let HaFlags {
+        backend,
+        address,
+        replication_address,
+        replication,
+        tls,
+        lease,
+        follower_timeout: patience,
+        force_leader: force,
+    } = flags;
+    let times = ElectionTimings { lease };
     if let Some(files) = &tls {
         // Read again for every connection; what cannot be used is better told now.
         files.client()?;
         files.server()?;
     }
     if let Some(tls) = &server.tls {
-        tls.keep_current(supervisor);
+        tls.reload_on_change(supervisor);
     }
     let disk = data.as_ref().map(|data| open(data, &server.core)).transpose()?;
-    let pace = data.as_ref().map(pace).unwrap_or_default();
-    let shown = Arc::new(Shown::new());
+    let pace = data.as_ref().map(persistence_schedule).unwrap_or_default();
+    let shown = Arc::new(HaNodeStatus::new());
     let runtime = Builder::new_current_thread().enable_all().build()?;
     tracing::info!(address, replication_address, ?backend, "one of several masters");
     let coordinator = match coordinator(backend, times, &runtime, &shown, supervisor).await {
@@ -117,19 +126,22 @@ pub async fn start(
             return Err(error.into());
         }
     };
-    let tenure =
-        TenureOptions { server, rpc, replication, faces, pace, journal_bytes, patience, tls, report };
-    let options = HaOptions { address, replication_address, times, force, tenure };
+    let tenure = LeadershipOptions {
+        server,
+        rpc,
+        replication,
+        services: faces,
+        schedule: pace,
+        journal_bytes,
+        follower_timeout: patience,
+        tls,
+        log_summary: report,
+    };
+    let options = HaOptions { address, replication_address, timings: times, force, leadership: tenure };
     let (ended, has_ended) = oneshot::channel::<()>();
-    let participant = Participant::new(
-        options,
-        disk,
-        coordinator,
-        Arc::clone(&shown),
-        supervisor.clone(),
-        Handle::current(),
-    );
-    let elections = supervisor.essential_thread("elections", move || {
+    let participant =
+        HaNode::new(options, disk, coordinator, Arc::clone(&shown), supervisor.clone(), Handle::current());
+    let elections = supervisor.wrap_essential_thread("elections", move || {
         runtime.block_on(participant.run());
         drop(runtime);
         drop(ended);
@@ -139,42 +151,53 @@ pub async fn start(
     supervisor.spawn("elections", async move {
         let _ = has_ended.await;
     });
-    Ok(HaMaster { shown })
+    Ok(RunningHaMaster { status: shown })
 }
 
 /// The store that masters decide with. Its connections belong to `runtime`.
 async fn coordinator(
-    backend: Backend,
-    times: Times,
+    backend: HaBackend,
+    times: ElectionTimings,
     runtime: &Runtime,
-    shown: &Arc<Shown>,
+    shown: &Arc<HaNodeStatus>,
     supervisor: &Supervisor,
-) -> Result<Arc<dyn Coordinator>, CoordinationError> {
+) -> Result<Arc<dyn HaCoordinator>, CoordinationError> {
     let (lease, pod) = match backend {
-        Backend::Etcd { endpoints, cluster, tls } => {
-            return Ok(Arc::new(Etcd::new(&endpoints, &cluster, tls.as_ref(), times.patience() / 2)?));
+        HaBackend::Etcd { endpoints, cluster, tls } => {
+            return Ok(Arc::new(EtcdCoordinator::new(
+                &endpoints,
+                &cluster,
+                tls.as_ref(),
+                times.response_timeout() / 2,
+            )?));
         }
-        Backend::Kubernetes { lease, pod } => (lease, pod),
+        HaBackend::Kubernetes { lease, pod } => (lease, pod),
     };
-    let config = kubernetes::config().await?;
+    let config = lease_coordinator::config().await?;
     if let Some(pod) = pod {
-        let label = PodLabel::new(config.clone(), &pod)?;
-        supervisor.spawn_essential("pod label", label.follow(Arc::clone(shown), supervisor.token()));
+        let label = PodLabeler::new(config.clone(), &pod)?;
+        supervisor.spawn_essential("pod label", label.run(Arc::clone(shown), supervisor.token()));
     }
     let _on = runtime.enter();
-    Ok(Arc::new(Kubernetes::new(config, &lease, times.lease)?))
+    Ok(Arc::new(LeaseCoordinator::new(config, &lease, times.lease)?))
 }
 
-fn pace(data: &DataOptions) -> Pace {
-    Pace { snapshot_every: data.snapshot_every, ..Pace::default() }
+fn persistence_schedule(data: &DataDirOptions) -> PersistenceSchedule {
+    PersistenceSchedule { snapshot_every: data.snapshot_every, ..PersistenceSchedule::default() }
 }
 
 /// The state that was kept.
-fn open(data: &DataOptions, settings: &Settings) -> Result<(Disk, State), DiskError> {
-    let log = Options { flush_always: data.flush_always, file_bytes: LOG_FILE, ..Options::default() };
-    let (begun, pace) = (Instant::now(), pace(data));
-    let (disk, state, restored) =
-        Disk::open(DiskOptions { folder: data.folder.clone(), log, pace }, settings)?;
-    tracing::info!(folder = %data.folder.display(), last = state.last, took = ?begun.elapsed(), "the state: {restored}");
+fn open(
+    data: &DataDirOptions,
+    settings: &MasterCoreOptions,
+) -> Result<(MemberFolder, MasterState), MemberFolderError> {
+    let log =
+        OplogOptions { flush_always: data.flush_always, file_bytes: LOG_FILE, ..OplogOptions::default() };
+    let (begun, pace) = (Instant::now(), persistence_schedule(data));
+    let (disk, state, restored) = MemberFolder::open(
+        MemberFolderOptions { folder: data.folder.clone(), log, schedule: pace },
+        settings,
+    )?;
+    tracing::info!(folder = %data.folder.display(), last = state.last_record, took = ?begun.elapsed(), "the state: {restored}");
     Ok((disk, state))
 }

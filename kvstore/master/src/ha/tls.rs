@@ -11,7 +11,7 @@ use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use super::link::LinkError;
+use super::link::ReplicationError;
 
 /// PEM files.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,14 +19,14 @@ pub struct TlsFiles {
     /// The certificates of the authorities that sign the other side's.
     pub ca: PathBuf,
     /// The certificate that this side shows, with those between it and the authority, and its key.
-    pub own: Option<(PathBuf, PathBuf)>,
+    pub identity: Option<(PathBuf, PathBuf)>,
     /// The name that the other side's certificate has; `None`: the host that is connected to.
-    pub name: Option<String>,
+    pub server_name: Option<String>,
 }
 
 /// Files that TLS cannot be had with.
 #[derive(Debug, thiserror::Error)]
-pub enum TlsError {
+pub enum HaTlsError {
     /// A file cannot be read.
     #[error("{path}: {problem}")]
     File {
@@ -49,22 +49,22 @@ pub enum TlsError {
     Host(String),
     /// This side has nothing to show.
     #[error("a certificate of its own is missing")]
-    NoneOwn,
+    NoIdentity,
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let wrong = |problem| TlsError::File { path: path.to_owned(), problem };
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, HaTlsError> {
+    let wrong = |problem| HaTlsError::File { path: path.to_owned(), problem };
     let found = CertificateDer::pem_file_iter(path).map_err(wrong)?;
     let found = found.collect::<Result<Vec<_>, _>>().map_err(wrong)?;
-    if found.is_empty() { Err(TlsError::Empty(path.to_owned())) } else { Ok(found) }
+    if found.is_empty() { Err(HaTlsError::Empty(path.to_owned())) } else { Ok(found) }
 }
 
-fn key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
-    PrivateKeyDer::from_pem_file(path).map_err(|problem| TlsError::File { path: path.to_owned(), problem })
+fn key(path: &Path) -> Result<PrivateKeyDer<'static>, HaTlsError> {
+    PrivateKeyDer::from_pem_file(path).map_err(|problem| HaTlsError::File { path: path.to_owned(), problem })
 }
 
 impl TlsFiles {
-    fn roots(&self) -> Result<Arc<RootCertStore>, TlsError> {
+    fn roots(&self) -> Result<Arc<RootCertStore>, HaTlsError> {
         let mut roots = RootCertStore::empty();
         for certificate in certificates(&self.ca)? {
             roots.add(certificate)?;
@@ -75,11 +75,11 @@ impl TlsFiles {
     /// For the side that connects.
     ///
     /// # Errors
-    /// [`TlsError`].
-    pub fn client(&self) -> Result<ClientConfig, TlsError> {
+    /// [`HaTlsError`].
+    pub fn client(&self) -> Result<ClientConfig, HaTlsError> {
         let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()));
         let builder = builder.with_safe_default_protocol_versions()?.with_root_certificates(self.roots()?);
-        Ok(match &self.own {
+        Ok(match &self.identity {
             Some((cert, of)) => builder.with_client_auth_cert(certificates(cert)?, key(of)?)?,
             None => builder.with_no_client_auth(),
         })
@@ -88,9 +88,9 @@ impl TlsFiles {
     /// For the side that is connected to. The other side has to show a certificate, too.
     ///
     /// # Errors
-    /// [`TlsError`].
-    pub fn server(&self) -> Result<ServerConfig, TlsError> {
-        let (cert, of) = self.own.as_ref().ok_or(TlsError::NoneOwn)?;
+    /// [`HaTlsError`].
+    pub fn server(&self) -> Result<ServerConfig, HaTlsError> {
+        let (cert, of) = self.identity.as_ref().ok_or(HaTlsError::NoIdentity)?;
         let provider = Arc::new(default_provider());
         let verifier = WebPkiClientVerifier::builder_with_provider(self.roots()?, Arc::clone(&provider));
         let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
@@ -100,7 +100,7 @@ impl TlsFiles {
 }
 
 /// For connecting where TLS may be had or not. Without files nobody is trusted.
-pub(super) fn client(files: Option<&TlsFiles>) -> Result<ClientConfig, TlsError> {
+pub(super) fn client(files: Option<&TlsFiles>) -> Result<ClientConfig, HaTlsError> {
     match files {
         Some(files) => files.client(),
         None => {
@@ -117,11 +117,11 @@ pub(super) async fn connect(
     files: &TlsFiles,
     address: &str,
     stream: TcpStream,
-) -> Result<tokio_rustls::client::TlsStream<TcpStream>, LinkError> {
+) -> Result<tokio_rustls::client::TlsStream<TcpStream>, ReplicationError> {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     let host = host.trim_start_matches('[').trim_end_matches(']');
-    let host = files.name.as_deref().unwrap_or(host);
-    let name = ServerName::try_from(host.to_owned()).map_err(|_| TlsError::Host(host.to_owned()))?;
+    let host = files.server_name.as_deref().unwrap_or(host);
+    let name = ServerName::try_from(host.to_owned()).map_err(|_| HaTlsError::Host(host.to_owned()))?;
     Ok(TlsConnector::from(Arc::new(files.client()?)).connect(name, stream).await?)
 }
 
@@ -129,7 +129,7 @@ pub(super) async fn connect(
 pub(super) async fn accept(
     files: &TlsFiles,
     stream: TcpStream,
-) -> Result<tokio_rustls::server::TlsStream<TcpStream>, LinkError> {
+) -> Result<tokio_rustls::server::TlsStream<TcpStream>, ReplicationError> {
     Ok(TlsAcceptor::from(Arc::new(files.server()?)).accept(stream).await?)
 }
 
@@ -161,7 +161,7 @@ mod tests {
             path
         };
         let own = (file("cert", cert.pem()), file("key", key.serialize_pem()));
-        TlsFiles { ca: file("ca", issuer.pem()), own: Some(own), name: None }
+        TlsFiles { ca: file("ca", issuer.pem()), identity: Some(own), server_name: None }
     }
 
     /// Whether two that have these files talk, the leader at this name of loopback.
@@ -175,13 +175,13 @@ mod tests {
             let byte = secured.read_u8().await?;
             secured.write_u8(byte + 1).await?;
             secured.flush().await?;
-            Ok::<_, LinkError>(())
+            Ok::<_, ReplicationError>(())
         };
         let follows = async {
             let mut secured = connect(follower, &address, stream).await?;
             secured.write_u8(6).await?;
             secured.flush().await?;
-            Ok::<_, LinkError>(secured.read_u8().await?)
+            Ok::<_, ReplicationError>(secured.read_u8().await?)
         };
         // A follower learns only when it reads that the leader does not want it.
         let (led, followed) = timeout(LIMIT, async { tokio::join!(leads, follows) }).await.unwrap();
@@ -195,12 +195,12 @@ mod tests {
         assert!(talk(&known, &known, "127.0.0.1").await);
         assert!(talk(&known, &known, "master-0").await);
         assert!(!talk(&known, &known, "master-1").await, "a certificate of another host");
-        let named = TlsFiles { name: Some("master-0".to_owned()), ..known.clone() };
+        let named = TlsFiles { server_name: Some("master-0".to_owned()), ..known.clone() };
         assert!(talk(&named, &known, "master-1").await, "the settings' name");
-        let nobody = TlsFiles { own: None, ..known.clone() };
+        let nobody = TlsFiles { identity: None, ..known.clone() };
         assert!(!talk(&nobody, &known, "127.0.0.1").await, "a follower without a certificate");
         let foreign = signed(&folder, "foreign", &["127.0.0.1"]);
-        let pretends = TlsFiles { own: foreign.own.clone(), ..known.clone() };
+        let pretends = TlsFiles { identity: foreign.identity.clone(), ..known.clone() };
         assert!(!talk(&pretends, &known, "127.0.0.1").await, "a follower of another authority");
         assert!(!talk(&known, &pretends, "127.0.0.1").await, "a leader of another authority");
     }
@@ -223,15 +223,15 @@ mod tests {
         assert!(good.client().is_ok() && good.server().is_ok());
         let empty = folder.path().join("empty.pem");
         std::fs::write(&empty, "").unwrap();
-        let missing = TlsFiles { ca: folder.path().join("missing.pem"), own: None, name: None };
+        let missing = TlsFiles { ca: folder.path().join("missing.pem"), identity: None, server_name: None };
         assert!(missing.client().unwrap_err().to_string().contains("missing.pem"));
-        let empty = TlsFiles { ca: empty, own: None, name: None };
+        let empty = TlsFiles { ca: empty, identity: None, server_name: None };
         assert!(empty.client().unwrap_err().to_string().contains("there is no certificate in it"));
-        assert!(TlsFiles { own: None, ..good.clone() }.server().is_err());
-        let (cert, _) = good.own.clone().unwrap();
-        let other = signed(&folder, "other", &["127.0.0.1"]).own.unwrap().1;
+        assert!(TlsFiles { identity: None, ..good.clone() }.server().is_err());
+        let (cert, _) = good.identity.clone().unwrap();
+        let other = signed(&folder, "other", &["127.0.0.1"]).identity.unwrap().1;
         assert!(
-            TlsFiles { own: Some((cert, other)), ..good }.client().is_err(),
+            TlsFiles { identity: Some((cert, other)), ..good }.client().is_err(),
             "the key of another certificate"
         );
     }

@@ -4,24 +4,24 @@ use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
 use mooncake_wire::ErrorCode;
-use mooncake_wire::admin::{CreateDrainJob, DrainJobChanged, JobStatus};
+use mooncake_wire::admin::{CreateDrainJobRequest, DrainJobChangeResponse, JobStatus};
 use mooncake_wire::types::Uuid;
 use serde::Deserialize;
 
-use super::{Query, Shared, answer, change};
+use super::{QueryString, SharedAdminContext, change, response};
 
 /// The body of a request for a job. Without segments it is well-formed and means nothing.
 #[derive(Deserialize)]
 #[serde(default)]
 #[derive(Default)]
-struct Wanted {
+struct DrainJobRequest {
     segments: Vec<String>,
     target_segments: Vec<String>,
     max_concurrency: Option<u32>,
 }
 
 fn changed(job_id: Uuid, status: JobStatus) -> Response {
-    answer::done(&DrainJobChanged {
+    response::ok(&DrainJobChangeResponse {
         success: true,
         job_id,
         status: status.name().unwrap_or_default().to_owned(),
@@ -30,44 +30,44 @@ fn changed(job_id: Uuid, status: JobStatus) -> Response {
     })
 }
 
-pub(super) async fn create(State(admin): Shared, body: Bytes) -> Response {
-    let Wanted { segments, target_segments, max_concurrency } = match serde_json::from_slice(&body) {
+pub(super) async fn create(State(admin): SharedAdminContext, body: Bytes) -> Response {
+    let DrainJobRequest { segments, target_segments, max_concurrency } = match serde_json::from_slice(&body) {
         Ok(wanted) => wanted,
-        Err(error) => return answer::invalid(format!("Invalid JSON body: {error}")),
+        Err(error) => return response::invalid(format!("Invalid JSON body: {error}")),
     };
-    let wanted = CreateDrainJob { segments, target_segments, max_concurrency };
+    let wanted = CreateDrainJobRequest { segments, target_segments, max_concurrency };
     let created = change(&admin.server, move |server, now_ms, recorder| {
         server.master.create_drain_job(now_ms, &wanted, recorder)
     });
     match created.await.flatten() {
         Ok(id) => changed(id, JobStatus::CREATED),
-        Err(code) => answer::failed(code),
+        Err(code) => response::failed(code),
     }
 }
 
-fn job_id(query: &Query) -> Option<Uuid> {
+fn job_id(query: &QueryString) -> Option<Uuid> {
     query.decoded("job_id").and_then(|id| id.parse().ok())
 }
 
 fn no_job_id() -> Response {
-    answer::invalid("Missing or invalid job_id")
+    response::invalid("Missing or invalid job_id")
 }
 
-pub(super) async fn query(State(admin): Shared, query: Query) -> Response {
+pub(super) async fn query(State(admin): SharedAdminContext, query: QueryString) -> Response {
     let Some(id) = job_id(&query) else { return no_job_id() };
     match admin.server.master.drain_job(id) {
-        Ok(job) => answer::done(&job),
-        Err(code) => answer::failed(code),
+        Ok(job) => response::ok(&job),
+        Err(code) => response::failed(code),
     }
 }
 
-pub(super) async fn cancel(State(admin): Shared, query: Query) -> Response {
+pub(super) async fn cancel(State(admin): SharedAdminContext, query: QueryString) -> Response {
     let Some(id) = job_id(&query) else { return no_job_id() };
     let canceled = change(&admin.server, move |server, now_ms, recorder| {
         server.master.cancel_drain_job(now_ms, id, recorder)
     });
     match canceled.await.flatten() {
         Ok(()) => changed(id, JobStatus::CANCELED),
-        Err(code) => answer::failed(code),
+        Err(code) => response::failed(code),
     }
 }

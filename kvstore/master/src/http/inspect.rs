@@ -5,45 +5,49 @@ use std::collections::BTreeMap;
 
 use axum::extract::State;
 use axum::response::Response;
-use mooncake_wire::admin::{Buffer, LocalDisk};
+use mooncake_wire::admin::{AdminBufferDescriptor, LocalDiskObject};
 use mooncake_wire::events::mooncake::DEFAULT_TENANT;
 use serde::Serialize;
 
 use super::objects::{in_memory, on_disks};
-use super::{Admin, Query, Shared, answer};
+use super::{AdminContext, QueryString, SharedAdminContext, response};
 
 #[derive(Serialize)]
-struct Peeked<'a> {
+struct PeekKeyResult<'a> {
     ok: bool,
     error: Option<&'static str>,
-    replicas: Vec<Buffer<'a>>,
+    replicas: Vec<AdminBufferDescriptor<'a>>,
     /// Only there if it is on a disk.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    disks: Vec<LocalDisk>,
+    disks: Vec<LocalDiskObject>,
 }
 
 #[derive(Serialize)]
-struct Peek<'a> {
+struct PeekResponse<'a> {
     success: bool,
-    data: BTreeMap<&'a str, Peeked<'a>>,
+    data: BTreeMap<&'a str, PeekKeyResult<'a>>,
     /// Segments whose node is not heard of: their replicas are left out, and an object that has no others is not found.
     silent_segments: Vec<String>,
 }
 
 /// Where objects are, of any tenant. Nothing is leased.
-pub(super) async fn peek(State(admin): Shared, query: Query) -> Response {
+pub(super) async fn peek(State(admin): SharedAdminContext, query: QueryString) -> Response {
     let Some(keys) = query.decoded("keys") else {
-        return answer::invalid("No keys provided. Use ?keys=key1,key2,...");
+        return response::invalid("No keys provided. Use ?keys=key1,key2,...");
     };
-    look(&admin, &query, &keys.split(',').collect::<Vec<_>>())
+    peek_keys(&admin, &query, &keys.split(',').collect::<Vec<_>>())
 }
 
 /// The same for more keys than fit into a path: a line of the body each, as they are.
-pub(super) async fn peek_lines(State(admin): Shared, query: Query, keys: String) -> Response {
-    look(&admin, &query, &keys.lines().collect::<Vec<_>>())
+pub(super) async fn peek_lines(
+    State(admin): SharedAdminContext,
+    query: QueryString,
+    keys: String,
+) -> Response {
+    peek_keys(&admin, &query, &keys.lines().collect::<Vec<_>>())
 }
 
-fn look(admin: &Admin, query: &Query, keys: &[&str]) -> Response {
+fn peek_keys(admin: &AdminContext, query: &QueryString, keys: &[&str]) -> Response {
     let tenant = query.decoded("tenant_id").unwrap_or(Cow::Borrowed(DEFAULT_TENANT));
     let master = &admin.server.master;
     let found = master.peek(&tenant, keys);
@@ -52,20 +56,22 @@ fn look(admin: &Admin, query: &Query, keys: &[&str]) -> Response {
         let peeked = match found {
             Ok(replicas) => {
                 let (disks, replicas) = (on_disks(replicas), in_memory(replicas));
-                Peeked { ok: true, error: None, replicas, disks }
+                PeekKeyResult { ok: true, error: None, replicas, disks }
             }
-            Err(code) => Peeked { ok: false, error: code.name(), replicas: Vec::new(), disks: Vec::new() },
+            Err(code) => {
+                PeekKeyResult { ok: false, error: code.name(), replicas: Vec::new(), disks: Vec::new() }
+            }
         };
         data.insert(*key, peeked);
     }
     let segments = master.segments_detail().segments;
     let silent = segments.into_iter().filter(|it| master.is_silent(it.segment_id));
     let silent_segments = silent.map(|it| it.segment_name).collect();
-    answer::done(&Peek { success: true, data, silent_segments })
+    response::ok(&PeekResponse { success: true, data, silent_segments })
 }
 
 #[derive(Serialize)]
-struct Prefix {
+struct PrefixUsage {
     /// The beginning of the keys up to the first separator; empty for keys without one, null for all that are not told apart.
     prefix: Option<Box<str>>,
     keys: u64,
@@ -74,10 +80,10 @@ struct Prefix {
 }
 
 /// Keys, bytes and reads by the beginnings of keys.
-pub(super) async fn prefixes(State(admin): Shared) -> Response {
+pub(super) async fn prefixes(State(admin): SharedAdminContext) -> Response {
     let statistics = admin.server.master.prefix_statistics().into_iter();
-    let prefixes: Vec<Prefix> = statistics
-        .map(|it| Prefix { prefix: it.prefix, keys: it.keys, bytes: it.bytes, hits: it.hits })
+    let prefixes: Vec<PrefixUsage> = statistics
+        .map(|it| PrefixUsage { prefix: it.prefix, keys: it.keys, bytes: it.bytes, hits: it.hits })
         .collect();
-    answer::data(prefixes)
+    response::data(prefixes)
 }

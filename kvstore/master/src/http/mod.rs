@@ -3,16 +3,16 @@
 //! Paths, members and codes are those of Mooncake's own admin server, and what it lacks is under `/api/v1/`: see
 //! `docs/master.md`. There is no authentication, as there is none in Mooncake, unless `--store_tls_cert` is set.
 
-mod answer;
+mod chunked_body;
 mod client_ids;
 mod drain;
 mod inspect;
 mod objects;
 mod query;
+mod response;
 mod segments;
 mod snapshot;
 mod status;
-mod stream;
 mod tenants;
 #[cfg(test)]
 mod tests;
@@ -28,39 +28,39 @@ use http::StatusCode;
 use mooncake_wire::ErrorCode;
 use parking_lot::Mutex;
 
-use crate::events::Events;
-use crate::journal::Recorder;
-use crate::observe::Observer;
+use crate::events::KvEventPublisher;
+use crate::journal::FactRecorder;
+use crate::observer::FactObserver;
 use crate::quotas::QuotaFile;
-use crate::server::Server;
-use crate::summary::Summary;
+use crate::server::MasterServer;
+use crate::summary::MetricsSummary;
 
-pub(crate) use answer::not_found;
-pub(crate) use query::Query;
+pub(crate) use query::QueryString;
+pub(crate) use response::not_found;
 
 /// Longest request body that the admin server reads, in bytes: a list of segment names.
 const MAX_BODY: usize = 4 << 20;
 
 /// What the admin server shows.
 #[derive(Debug)]
-pub struct Admin {
+pub struct AdminContext {
     /// The master.
-    pub server: Arc<Server>,
+    pub server: Arc<MasterServer>,
     /// What was seen of its facts.
-    pub observer: Arc<Observer>,
+    pub observer: Arc<FactObserver>,
     /// Its KV events, if it publishes any.
-    pub events: Option<Arc<Events>>,
+    pub events: Option<Arc<KvEventPublisher>>,
     /// Where tenants' quotas are kept, if they are.
     pub quotas: Option<QuotaFile>,
     /// Makes the line of figures: its rates are those since it was last asked for over HTTP.
-    pub summary: Mutex<Summary>,
+    pub summary: Mutex<MetricsSummary>,
 }
 
-type Shared = State<Arc<Admin>>;
+type SharedAdminContext = State<Arc<AdminContext>>;
 
 /// The admin server's paths.
-pub fn admin_router(admin: Arc<Admin>) -> Router {
-    let only = |route: MethodRouter<Arc<Admin>>| route.fallback(answer::no_such_path);
+pub fn admin_router(admin: Arc<AdminContext>) -> Router {
+    let only = |route: MethodRouter<Arc<AdminContext>>| route.fallback(response::no_such_path);
     let always = Router::new()
         .route("/health", only(get(status::health)))
         .route("/role", only(get(status::role)))
@@ -76,7 +76,7 @@ pub fn admin_router(admin: Arc<Admin>) -> Router {
         .route("/get_all_keys", only(get(objects::all_keys)))
         .route("/get_all_segments", only(get(segments::names)))
         .route("/get_segments_detail", only(get(segments::detail)))
-        .route("/query_segment", only(get(segments::fill)))
+        .route("/query_segment", only(get(segments::usage)))
         .route("/api/v1/segments/status", only(get(segments::status)))
         .route("/api/v1/drain_jobs", only(post(drain::create)))
         .route("/api/v1/drain_jobs/query", only(get(drain::query)))
@@ -86,20 +86,20 @@ pub fn admin_router(admin: Arc<Admin>) -> Router {
         .route("/api/v1/peek", only(get(inspect::peek).post(inspect::peek_lines)))
         .route("/api/v1/prefixes", only(get(inspect::prefixes)))
         .route("/api/v1/snapshot", only(get(snapshot::get)))
-        .route_layer(from_fn_with_state(Arc::clone(&admin), while_serving));
+        .route_layer(from_fn_with_state(Arc::clone(&admin), require_serving));
     always
         .merge(data)
-        .fallback(answer::no_such_path)
+        .fallback(response::no_such_path)
         .layer(axum::extract::DefaultBodyLimit::max(MAX_BODY))
         .with_state(admin)
 }
 
 /// Only a master that decides may say how things are.
-async fn while_serving(State(admin): Shared, request: Request, next: Next) -> Response {
-    if admin.server.standing.load().is_serving() {
+async fn require_serving(State(admin): SharedAdminContext, request: Request, next: Next) -> Response {
+    if admin.server.leadership.load().is_serving() {
         next.run(request).await
     } else {
-        answer::refused(StatusCode::SERVICE_UNAVAILABLE, ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS)
+        response::refused(StatusCode::SERVICE_UNAVAILABLE, ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS)
     }
 }
 
@@ -108,8 +108,8 @@ async fn while_serving(State(admin): Shared, request: Request, next: Next) -> Re
 /// # Errors
 /// `PERSISTENT_FAIL` if changes cannot be kept now, or if it was made, but may not survive.
 async fn change<R: Send + 'static>(
-    server: &Arc<Server>,
-    work: impl FnOnce(&Server, u64, &mut Recorder) -> R + Send + 'static,
+    server: &Arc<MasterServer>,
+    work: impl FnOnce(&MasterServer, u64, &mut FactRecorder) -> R + Send + 'static,
 ) -> Result<R, ErrorCode> {
     if !server.journal.may_write() {
         server.counters.add_refused_writes(1);

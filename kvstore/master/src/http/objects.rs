@@ -9,27 +9,29 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use mooncake_wire::ErrorCode;
-use mooncake_wire::admin::{BatchQueryKeys, Buffer, KeyReplicas, LocalDisk, RemovedAll};
+use mooncake_wire::admin::{
+    AdminBufferDescriptor, BatchQueryKeysResponse, KeyReplicas, LocalDiskObject, RemoveAllResponse,
+};
 use mooncake_wire::events::mooncake::DEFAULT_TENANT;
-use mooncake_wire::rpc::Method;
+use mooncake_wire::rpc::RpcMethod;
 use mooncake_wire::types::{LocalDiskReplica, ReplicaMedium};
-use moongate_kvcore::{Cursor, WireReplica};
+use moongate_kvcore::{ObjectCursor, SharedReplicaDescriptor};
 
-use super::stream::{Pieces, body};
-use super::{Admin, Query, Shared, answer, change, client_ids};
-use crate::count::Tally;
-use crate::server::Server;
+use super::chunked_body::{ChunkedBody, body};
+use super::{AdminContext, QueryString, SharedAdminContext, change, client_ids, response};
+use crate::counters::CallOutcome;
+use crate::server::MasterServer;
 
 /// Objects that are looked at under one lock.
-const STEP: u32 = 1024;
+const OBJECTS_PER_LOCK: u32 = 1024;
 
-pub(super) fn in_memory(replicas: &[WireReplica]) -> Vec<Buffer<'_>> {
+pub(super) fn in_memory(replicas: &[SharedReplicaDescriptor]) -> Vec<AdminBufferDescriptor<'_>> {
     let buffers = replicas.iter().filter_map(|replica| match &replica.medium {
         ReplicaMedium::Memory(it) => Some(it),
         _ => None,
     });
     buffers
-        .map(|it| Buffer {
+        .map(|it| AdminBufferDescriptor {
             size: it.size,
             address: it.address,
             protocol: Cow::Borrowed(&*it.protocol),
@@ -38,12 +40,12 @@ pub(super) fn in_memory(replicas: &[WireReplica]) -> Vec<Buffer<'_>> {
         .collect()
 }
 
-pub(super) fn on_disks(replicas: &[WireReplica]) -> Vec<LocalDisk> {
+pub(super) fn on_disks(replicas: &[SharedReplicaDescriptor]) -> Vec<LocalDiskObject> {
     let disks = replicas.iter().filter_map(|replica| match &replica.medium {
         ReplicaMedium::LocalDisk(it) => Some(it),
         _ => None,
     });
-    let told = |it: &LocalDiskReplica<Arc<str>>| LocalDisk {
+    let told = |it: &LocalDiskReplica<Arc<str>>| LocalDiskObject {
         client_id: client_ids::published(it.client_id),
         object_size: it.object_size,
         transport_endpoint: it.transport_endpoint.to_string(),
@@ -52,30 +54,33 @@ pub(super) fn on_disks(replicas: &[WireReplica]) -> Vec<LocalDisk> {
 }
 
 /// Counts what is asked over HTTP with the calls of the same kind.
-fn count(server: &Server, method: Method, failed: bool, began: Instant) {
-    server.counters.add(0, method, Tally { failed, ..Tally::default() }, began.elapsed());
+fn count(server: &MasterServer, method: RpcMethod, failed: bool, began: Instant) {
+    server.counters.add(0, method, CallOutcome { failed, ..CallOutcome::default() }, began.elapsed());
 }
 
 /// Leases the object. The key is taken as it came.
-pub(super) async fn query_key(State(admin): Shared, query: Query) -> Response {
+pub(super) async fn query_key(State(admin): SharedAdminContext, query: QueryString) -> Response {
     let began = Instant::now();
     let server = &admin.server;
     let found = match query.raw("key").filter(|key| !key.is_empty()) {
         Some(key) => server.master.replicas(server.clock.now_ms(), DEFAULT_TENANT, key),
         None => Err(ErrorCode::OBJECT_NOT_FOUND),
     };
-    count(server, Method::GetReplicaList, found.is_err(), began);
+    count(server, RpcMethod::GetReplicaList, found.is_err(), began);
     match found {
-        Ok(list) => answer::data(in_memory(&list.replicas)),
-        Err(code) => answer::failed(code),
+        Ok(list) => response::data(in_memory(&list.replicas)),
+        Err(code) => response::failed(code),
     }
 }
 
 /// Leases nothing.
-pub(super) async fn batch_query_keys(State(admin): Shared, query: Query) -> Response {
+pub(super) async fn batch_query_keys(State(admin): SharedAdminContext, query: QueryString) -> Response {
     let Some(keys) = query.decoded("keys") else {
         let error = "No keys provided. Use ?keys=key1,key2,...".to_owned();
-        return answer::json(StatusCode::BAD_REQUEST, &BatchQueryKeys::Refused { success: false, error });
+        return response::json(
+            StatusCode::BAD_REQUEST,
+            &BatchQueryKeysResponse::InvalidQuery { success: false, error },
+        );
     };
     let keys: Vec<&str> = keys.split(',').collect();
     let found = admin.server.master.peek(DEFAULT_TENANT, &keys);
@@ -91,31 +96,31 @@ pub(super) async fn batch_query_keys(State(admin): Shared, query: Query) -> Resp
         };
         data.insert((*key).to_owned(), told);
     }
-    answer::done(&BatchQueryKeys::Found { success: true, data })
+    response::ok(&BatchQueryKeysResponse::Found { success: true, data })
 }
 
 /// All keys, a line each.
-struct Keys {
-    admin: Arc<Admin>,
-    from: Cursor,
+struct KeyListBody {
+    admin: Arc<AdminContext>,
+    cursor: ObjectCursor,
 }
 
-impl Pieces for Keys {
+impl ChunkedBody for KeyListBody {
     fn next(&mut self, out: &mut Vec<u8>) -> bool {
-        let next = self.admin.server.master.keys(self.from, STEP, |_, key| {
+        let next = self.admin.server.master.keys(self.cursor, OBJECTS_PER_LOCK, |_, key| {
             out.extend_from_slice(key.as_bytes());
             out.push(b'\n');
         });
-        self.from = next.unwrap_or_default();
+        self.cursor = next.unwrap_or_default();
         next.is_some()
     }
 }
 
-pub(super) async fn all_keys(State(admin): Shared) -> Response {
-    answer::text(StatusCode::OK, body(Keys { admin, from: Cursor::default() }))
+pub(super) async fn all_keys(State(admin): SharedAdminContext) -> Response {
+    response::text(StatusCode::OK, body(KeyListBody { admin, cursor: ObjectCursor::default() }))
 }
 
-pub(super) async fn remove_all(State(admin): Shared, query: Query) -> Response {
+pub(super) async fn remove_all(State(admin): SharedAdminContext, query: QueryString) -> Response {
     let began = Instant::now();
     let force = matches!(query.raw("force"), Some("true" | "1"));
     let tenant = query.decoded("tenant_id").map(Cow::into_owned);
@@ -123,9 +128,9 @@ pub(super) async fn remove_all(State(admin): Shared, query: Query) -> Response {
         server.master.remove_all(now_ms, tenant.as_deref(), force, recorder)
     });
     let removed = removed.await;
-    count(&admin.server, Method::RemoveAll, removed.is_err(), began);
+    count(&admin.server, RpcMethod::RemoveAll, removed.is_err(), began);
     match removed {
-        Ok(removed_count) => answer::done(&RemovedAll { success: true, removed_count }),
-        Err(code) => answer::failed(code),
+        Ok(removed_count) => response::ok(&RemoveAllResponse { success: true, removed_count }),
+        Err(code) => response::failed(code),
     }
 }

@@ -9,9 +9,9 @@ use percent_encoding::percent_decode_str;
 
 /// `a=1&b=2`, as it came. Of members of the same name the first counts.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Query(String);
+pub(crate) struct QueryString(String);
 
-impl<S: Sync> FromRequestParts<S> for Query {
+impl<S: Sync> FromRequestParts<S> for QueryString {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
@@ -19,7 +19,7 @@ impl<S: Sync> FromRequestParts<S> for Query {
     }
 }
 
-impl Query {
+impl QueryString {
     /// A member as it came: Mooncake does not decode some of them.
     pub(crate) fn raw(&self, name: &str) -> Option<&str> {
         let pairs = self.0.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
@@ -39,10 +39,10 @@ mod tests {
 
     #[test]
     fn the_first_of_a_name_counts() {
-        let query = Query("a=1&key=x%2Fy%2C2&key=z&empty=&bare".to_owned());
+        let query = QueryString("a=1&key=x%2Fy%2C2&key=z&empty=&bare".to_owned());
         assert_eq!((query.raw("key"), query.decoded("key").as_deref()), (Some("x%2Fy%2C2"), Some("x/y,2")));
         assert_eq!((query.raw("empty"), query.decoded("empty")), (Some(""), None));
         assert_eq!((query.raw("bare"), query.raw("none")), (Some(""), None));
-        assert_eq!(Query("k=%ff%zz%2".to_owned()).decoded("k").as_deref(), Some("\u{fffd}%zz%2"));
+        assert_eq!(QueryString("k=%ff%zz%2".to_owned()).decoded("k").as_deref(), Some("\u{fffd}%zz%2"));
     }
 }

@@ -4,11 +4,11 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use mooncake_wire::ErrorCode;
-use mooncake_wire::admin::SegmentState;
+use mooncake_wire::admin::SegmentStatusResponse;
 
-use super::{Query, Shared, answer, client_ids};
+use super::{QueryString, SharedAdminContext, client_ids, response};
 
-pub(super) async fn names(State(admin): Shared) -> Response {
+pub(super) async fn names(State(admin): SharedAdminContext) -> Response {
     let detail = admin.server.master.segments_detail();
     let mut seen = std::collections::HashSet::new();
     let mut lines = String::new();
@@ -18,36 +18,36 @@ pub(super) async fn names(State(admin): Shared) -> Response {
             lines.push('\n');
         }
     }
-    answer::text(StatusCode::OK, lines)
+    response::text(StatusCode::OK, lines)
 }
 
-pub(super) async fn detail(State(admin): Shared) -> Response {
+pub(super) async fn detail(State(admin): SharedAdminContext) -> Response {
     let mut detail = admin.server.master.segments_detail();
     for segment in &mut detail.segments {
         segment.client_id = client_ids::published(segment.client_id);
     }
-    answer::done(&detail)
+    response::ok(&detail)
 }
 
 /// The name is taken as it came.
-pub(super) async fn fill(State(admin): Shared, query: Query) -> Response {
+pub(super) async fn usage(State(admin): SharedAdminContext, query: QueryString) -> Response {
     let name = query.raw("segment").unwrap_or_default();
-    match admin.server.master.segment_fill(name) {
+    match admin.server.master.segment_usage(name) {
         Ok(fill) => {
             let (used, capacity) = (fill.used, fill.capacity);
             let lines = format!("{name}\nUsed(bytes): {used}\nCapacity(bytes) : {capacity}\n");
-            answer::text(StatusCode::OK, lines)
+            response::text(StatusCode::OK, lines)
         }
-        Err(_) => answer::text(StatusCode::INTERNAL_SERVER_ERROR, "Failed to query segment"),
+        Err(_) => response::text(StatusCode::INTERNAL_SERVER_ERROR, "Failed to query segment"),
     }
 }
 
-pub(super) async fn status(State(admin): Shared, query: Query) -> Response {
+pub(super) async fn status(State(admin): SharedAdminContext, query: QueryString) -> Response {
     let Some(name) = query.decoded("segment") else {
-        return answer::invalid("Missing segment query parameter");
+        return response::invalid("Missing segment query parameter");
     };
     match admin.server.master.segment_status(&name) {
-        Ok(status) => answer::done(&SegmentState {
+        Ok(status) => response::ok(&SegmentStatusResponse {
             success: true,
             segment: name.into_owned(),
             status,
@@ -55,6 +55,6 @@ pub(super) async fn status(State(admin): Shared, query: Query) -> Response {
             error_code: ErrorCode::OK,
             error_message: String::new(),
         }),
-        Err(code) => answer::failed(code),
+        Err(code) => response::failed(code),
     }
 }

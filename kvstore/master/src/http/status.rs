@@ -3,20 +3,20 @@
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
-use mooncake_wire::admin::{Health, KvEventsStatus};
+use mooncake_wire::admin::{HealthResponse, KvEventsStatus};
 use serde::Serialize;
 
-use super::{Admin, Shared, answer};
-use crate::durable::Recovery;
-use crate::journal::StorageStatus;
+use super::{AdminContext, SharedAdminContext, response};
+use crate::durable::RecoveryOutcome;
+use crate::journal::DataDirStatus;
 use crate::metrics;
 
-pub(super) async fn health(State(admin): Shared) -> Response {
-    let standing = admin.server.standing.load();
+pub(super) async fn health(State(admin): SharedAdminContext) -> Response {
+    let standing = admin.server.leadership.load();
     let storage = admin.server.journal.storage();
     let is_failing = storage.as_ref().is_some_and(|it| it.failure.is_some());
     // Not by the HTTP status: who restarts what is not well would only lose what waits to be written.
-    answer::done(&Health {
+    response::ok(&HealthResponse {
         status: if is_failing { "degraded" } else { "ok" }.to_owned(),
         problems: storage.map(|it| problems(&it)).unwrap_or_default(),
         role: standing.role.name().to_owned(),
@@ -28,50 +28,50 @@ pub(super) async fn health(State(admin): Shared) -> Response {
 }
 
 /// What is wrong with the state's files, in words.
-fn problems(storage: &StorageStatus) -> Vec<String> {
+fn problems(storage: &DataDirStatus) -> Vec<String> {
     let mut problems = Vec::new();
     if let Some(failure) = &storage.failure {
         let free = storage.free_bytes.map_or_else(String::new, |bytes| format!(" ({bytes} bytes free)"));
         problems.push(format!("changes cannot be saved, and are refused until they can: {failure}{free}"));
     }
-    if storage.recovery.damage().is_some() || storage.recovery == Recovery::MachineDied {
+    if storage.recovery.damage().is_some() || storage.recovery == RecoveryOutcome::MachineDied {
         problems.push(format!("started {}", storage.recovery));
     }
     problems
 }
 
-pub(super) async fn role(State(admin): Shared) -> Response {
-    answer::word(admin.server.standing.load().role.name())
+pub(super) async fn role(State(admin): SharedAdminContext) -> Response {
+    response::plain_text(admin.server.leadership.load().role.name())
 }
 
-pub(super) async fn ha_status(State(admin): Shared) -> Response {
-    answer::word(admin.server.standing.load().state.name())
+pub(super) async fn ha_status(State(admin): SharedAdminContext) -> Response {
+    response::plain_text(admin.server.leadership.load().state.name())
 }
 
 #[derive(Serialize)]
-struct Leader<'a> {
+struct LeaderResponse<'a> {
     present: bool,
     leader_address: Option<&'a str>,
     view_version: Option<i64>,
 }
 
-pub(super) async fn leader(State(admin): Shared) -> Response {
-    let standing = admin.server.standing.load();
+pub(super) async fn leader(State(admin): SharedAdminContext) -> Response {
+    let standing = admin.server.leadership.load();
     let leader_address = standing.leader_address.as_deref();
     let present = leader_address.is_some();
-    answer::done(&Leader { present, leader_address, view_version: standing.view_version })
+    response::ok(&LeaderResponse { present, leader_address, view_version: standing.view_version })
 }
 
-pub(super) async fn metrics(State(admin): Shared) -> Response {
-    answer::text(StatusCode::OK, metrics::text(&admin))
+pub(super) async fn metrics(State(admin): SharedAdminContext) -> Response {
+    response::text(StatusCode::OK, metrics::text(&admin))
 }
 
-pub(super) async fn summary(State(admin): Shared) -> Response {
-    answer::text(StatusCode::OK, summary_line(&admin))
+pub(super) async fn summary(State(admin): SharedAdminContext) -> Response {
+    response::text(StatusCode::OK, summary_line(&admin))
 }
 
 /// The line that is logged too, and at its end what Mooncake tells of its masters among each other.
-fn summary_line(admin: &Admin) -> String {
+fn summary_line(admin: &AdminContext) -> String {
     let line = admin.summary.lock().text();
     format!(
         "{line}, ha={{HA Metrics Summary: last_seq=0, applied_seq=0, lag=0, pending=0, mutation_queue=0, batch_commits=0, \
@@ -79,6 +79,6 @@ fn summary_line(admin: &Admin) -> String {
     )
 }
 
-pub(super) async fn kv_events(State(admin): Shared) -> Response {
-    answer::done(&admin.events.as_ref().map_or_else(KvEventsStatus::default, |events| events.status()))
+pub(super) async fn kv_events(State(admin): SharedAdminContext) -> Response {
+    response::ok(&admin.events.as_ref().map_or_else(KvEventsStatus::default, |events| events.status()))
 }

@@ -7,23 +7,23 @@ use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
 use mooncake_wire::ErrorCode;
-use mooncake_wire::admin::RequestedQuota;
+use mooncake_wire::admin::TenantQuotaRequest;
 
-use super::{Admin, Query, Shared, answer, change};
+use super::{AdminContext, QueryString, SharedAdminContext, change, response};
 
 /// The most bytes that a tenant can have.
 const MAX_QUOTA: u64 = i64::MAX as u64;
 
-fn tenant(query: &Query) -> Option<String> {
+fn tenant(query: &QueryString) -> Option<String> {
     query.decoded("tenant_id").map(Cow::into_owned)
 }
 
 fn no_tenant() -> Response {
-    answer::invalid("Missing or invalid tenant_id")
+    response::invalid("Missing or invalid tenant_id")
 }
 
 /// Writes quotas into their file.
-fn keep(admin: &Admin) -> Result<(), ErrorCode> {
+fn persist(admin: &AdminContext) -> Result<(), ErrorCode> {
     let Some(file) = &admin.quotas else { return Ok(()) };
     file.write(|| admin.server.master.quotas().unwrap_or_default()).map_err(|error| {
         tracing::error!(%error, "the file of tenants' quotas cannot be written");
@@ -31,38 +31,38 @@ fn keep(admin: &Admin) -> Result<(), ErrorCode> {
     })
 }
 
-pub(super) async fn get(State(admin): Shared, query: Query) -> Response {
+pub(super) async fn get(State(admin): SharedAdminContext, query: QueryString) -> Response {
     let master = &admin.server.master;
     let found = match query.decoded("tenant_id") {
-        Some(tenant) => master.quota(&tenant).map(answer::data),
-        None => master.quotas().map(answer::data),
+        Some(tenant) => master.quota(&tenant).map(response::data),
+        None => master.quotas().map(response::data),
     };
-    found.unwrap_or_else(answer::failed)
+    found.unwrap_or_else(response::failed)
 }
 
-pub(super) async fn put(State(admin): Shared, query: Query, body: Bytes) -> Response {
+pub(super) async fn put(State(admin): SharedAdminContext, query: QueryString, body: Bytes) -> Response {
     let Some(tenant) = tenant(&query) else { return no_tenant() };
     let requested = match serde_json::from_slice(&body) {
-        Ok(RequestedQuota { requested_quota_bytes }) => requested_quota_bytes,
-        Err(error) => return answer::invalid(format!("Invalid JSON body: {error}")),
+        Ok(TenantQuotaRequest { requested_quota_bytes }) => requested_quota_bytes,
+        Err(error) => return response::invalid(format!("Invalid JSON body: {error}")),
     };
     if !(1..=MAX_QUOTA).contains(&requested) {
-        return answer::invalid("Tenant quota must be in [1, 2^63 - 1] bytes");
+        return response::invalid("Tenant quota must be in [1, 2^63 - 1] bytes");
     }
     let kept = Arc::clone(&admin);
     let set = change(&admin.server, move |server, _, recorder| {
         let quota = server.master.set_quota(&tenant, requested, recorder)?;
-        keep(&kept).map(|()| quota)
+        persist(&kept).map(|()| quota)
     });
-    set.await.flatten().map_or_else(answer::failed, answer::data)
+    set.await.flatten().map_or_else(response::failed, response::data)
 }
 
-pub(super) async fn delete(State(admin): Shared, query: Query) -> Response {
+pub(super) async fn delete(State(admin): SharedAdminContext, query: QueryString) -> Response {
     let Some(tenant) = tenant(&query) else { return no_tenant() };
     let kept = Arc::clone(&admin);
     let removed = change(&admin.server, move |server, _, recorder| {
         server.master.remove_quota(&tenant, recorder)?;
-        keep(&kept)
+        persist(&kept)
     });
-    removed.await.flatten().map_or_else(answer::failed, answer::data)
+    removed.await.flatten().map_or_else(response::failed, response::data)
 }

@@ -8,12 +8,12 @@ const DELETE: u8 = 2;
 
 /// A change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Record<'a> {
+pub(super) enum MetadataRecord<'a> {
     Put { key: &'a str, value: &'a [u8] },
     Delete { key: &'a str },
 }
 
-impl<'a> Record<'a> {
+impl<'a> MetadataRecord<'a> {
     pub(super) fn encode(self) -> Vec<u8> {
         let (kind, key, value) = match self {
             Self::Put { key, value } => (PUT, key, value),
@@ -50,15 +50,15 @@ mod tests {
     proptest! {
         #[test]
         fn records_survive_the_round_trip(key in ".{0,40}", value in prop::collection::vec(any::<u8>(), 0..40)) {
-            for record in [Record::Put { key: &key, value: &value }, Record::Delete { key: &key }] {
+            for record in [MetadataRecord::Put { key: &key, value: &value }, MetadataRecord::Delete { key: &key }] {
                 let bytes = record.encode();
-                prop_assert_eq!(Record::decode(&bytes), Some(record));
+                prop_assert_eq!(MetadataRecord::decode(&bytes), Some(record));
             }
         }
 
         #[test]
         fn any_bytes_can_be_read(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
-            if let Some(record) = Record::decode(&bytes) {
+            if let Some(record) = MetadataRecord::decode(&bytes) {
                 prop_assert_eq!(record.encode(), bytes);
             }
         }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
-use moongate_oplog::{Folder, Log, Options, snapshot};
+use moongate_oplog::{LogDirectory, OperationLog, OplogOptions, snapshot};
 use parking_lot::Mutex;
 
-use super::record::Record;
+use super::record::MetadataRecord;
 use crate::journal::Journal;
 use crate::record;
 
@@ -21,17 +21,17 @@ const MAX_ENTRIES: usize = 1 << 18;
 /// Bytes of all entries at most.
 const MAX_BYTES: usize = 256 << 20;
 /// Bytes of changes after which the folder is tidied, unless the entries themselves are larger.
-const TIDY_BYTES: u64 = 4 << 20;
+const COMPACTION_BYTES: u64 = 4 << 20;
 /// Marks keys that must not be written twice: by which address a client can be asked. Whoever has the same key is the same client, or a
 /// second one under the same name.
-const UNIQUE: &str = "rpc_meta";
+const UNIQUE_KEY_MARKER: &str = "rpc_meta";
 
 /// The metadata cannot be kept.
 #[derive(Debug, thiserror::Error)]
-pub enum MetadataError {
+pub enum MetadataStoreError {
     /// The folder cannot be used.
     #[error("the metadata's folder: {0}")]
-    Log(#[from] moongate_oplog::Error),
+    Log(#[from] moongate_oplog::OplogError),
     /// The log begins after what the newest snapshot contains.
     #[error(
         "the metadata's folder has a gap: the snapshot ends with change {snapshot}, the log begins with {log}; move it away to begin anew"
@@ -46,7 +46,7 @@ pub enum MetadataError {
 
 /// What became of an entry that somebody wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Put {
+pub enum MetadataPutOutcome {
     /// It is there.
     Updated,
     /// It was there already.
@@ -58,7 +58,7 @@ pub enum Put {
 }
 
 #[derive(Clone, Debug)]
-struct Entry {
+struct MetadataEntry {
     value: Bytes,
     /// Whether it comes from a former master.
     restored: bool,
@@ -66,13 +66,13 @@ struct Entry {
 
 /// Entries by key.
 #[derive(Debug, Default)]
-pub(crate) struct Entries {
-    by_key: HashMap<String, Entry>,
+pub(crate) struct MetadataTable {
+    by_key: HashMap<String, MetadataEntry>,
     bytes: usize,
 }
 
-impl Entries {
-    fn insert(&mut self, key: &str, entry: Entry) {
+impl MetadataTable {
+    fn insert(&mut self, key: &str, entry: MetadataEntry) {
         self.bytes += key.len() + entry.value.len();
         let old = self.by_key.insert(key.to_owned(), entry);
         self.bytes -= old.map_or(0, |old| key.len() + old.value.len());
@@ -85,19 +85,19 @@ impl Entries {
     }
 
     /// Tells each as a change.
-    pub(crate) fn tell(&self, mut each: impl FnMut(&[u8])) {
+    pub(crate) fn for_each_record(&self, mut each: impl FnMut(&[u8])) {
         for (key, entry) in &self.by_key {
-            each(&Record::Put { key, value: &entry.value }.encode());
+            each(&MetadataRecord::Put { key, value: &entry.value }.encode());
         }
     }
 
     /// Makes a change true.
     pub(crate) fn apply(&mut self, record: &[u8]) {
-        match Record::decode(record) {
-            Some(Record::Put { key, value }) => {
-                self.insert(key, Entry { value: Bytes::copy_from_slice(value), restored: true });
+        match MetadataRecord::decode(record) {
+            Some(MetadataRecord::Put { key, value }) => {
+                self.insert(key, MetadataEntry { value: Bytes::copy_from_slice(value), restored: true });
             }
-            Some(Record::Delete { key }) => {
+            Some(MetadataRecord::Delete { key }) => {
                 self.remove(key);
             }
             None => tracing::error!("a change of the metadata is not understood, and is passed over"),
@@ -106,65 +106,65 @@ impl Entries {
 }
 
 #[derive(Debug)]
-struct Kept {
-    folder: Arc<Folder>,
-    log: Log,
+struct MetadataLog {
+    folder: Arc<LogDirectory>,
+    log: OperationLog,
     /// Bytes of changes since the folder was tidied.
-    grown: AtomicU64,
-    tidying: Mutex<()>,
+    bytes_since_compaction: AtomicU64,
+    compaction: Mutex<()>,
 }
 
 /// Where changes go.
 #[derive(Default)]
-enum Keeping {
+enum MetadataPersistence {
     /// Nowhere.
     #[default]
     Memory,
     /// Into a log of their own.
-    Folder(Box<Kept>),
+    Folder(Box<MetadataLog>),
     /// Into the journal of the master's state; the last that went there.
     Journal(Arc<dyn Journal>, AtomicU64),
 }
 
 /// Entries by key. The order of locks is: entries, then the log.
 #[derive(Default)]
-pub struct Metadata {
-    entries: Arc<Mutex<Entries>>,
-    keeping: Keeping,
+pub struct MetadataStore {
+    entries: Arc<Mutex<MetadataTable>>,
+    persistence: MetadataPersistence,
 }
 
-impl Metadata {
+impl MetadataStore {
     /// Without entries; they end with the process.
     pub fn in_memory() -> Self {
         Self::default()
     }
 
     /// With entries that belong to the master's state, in whose journal changes go.
-    pub(crate) fn in_journal(entries: Arc<Mutex<Entries>>, journal: Arc<dyn Journal>) -> Self {
+    pub(crate) fn in_journal(entries: Arc<Mutex<MetadataTable>>, journal: Arc<dyn Journal>) -> Self {
         entries.lock().by_key.values_mut().for_each(|it| it.restored = true);
-        Self { entries, keeping: Keeping::Journal(journal, AtomicU64::new(0)) }
+        Self { entries, persistence: MetadataPersistence::Journal(journal, AtomicU64::new(0)) }
     }
 
     /// With the entries that are kept in a folder, which is made if it is not there.
     ///
     /// # Errors
-    /// [`MetadataError`].
-    pub fn open(path: &Path) -> Result<Self, MetadataError> {
-        let folder = Arc::new(Folder::take(path)?);
-        let mut entries = Entries::default();
+    /// [`MetadataStoreError`].
+    pub fn open(path: &Path) -> Result<Self, MetadataStoreError> {
+        let folder = Arc::new(LogDirectory::lock(path)?);
+        let mut entries = MetadataTable::default();
         let mut last = 0;
         if let Some((number, file)) = snapshot::list(&folder)?.into_iter().next() {
             snapshot::read(&folder, &file, |record| entries.apply(record))?;
             last = number;
         }
         // There are few changes, and a client does not tell again what it has told once: each is flushed.
-        let options = Options { flush_always: true, ..Options::default() };
-        let (log, opened) = Log::open(Arc::clone(&folder), options)?;
+        let options = OplogOptions { flush_always: true, ..OplogOptions::default() };
+        let (log, opened) = OperationLog::open(Arc::clone(&folder), options)?;
         if opened.first > last + 1 {
-            return Err(MetadataError::Gap { snapshot: last, log: opened.first });
+            return Err(MetadataStoreError::Gap { snapshot: last, log: opened.first });
         }
         let mut grown = 0;
-        let mut apply = |from: u64, through: u64| -> Result<(), MetadataError> {
+        let mut apply = |from: u64, through: u64| -> Result<(), MetadataStoreError> {
             let mut reader = log.reader(from)?;
             while let Some((number, record)) = reader.next()? {
                 grown += record.len() as u64;
@@ -176,7 +176,7 @@ impl Metadata {
             Ok(())
         };
         let from = last + 1;
-        match opened.damage.filter(|_| opened.unbroken_from > from) {
+        match opened.damage.filter(|_| opened.contiguous_from > from) {
             None => apply(from, u64::MAX)?,
             Some(damage) => {
                 // An entry that is too old costs a failed transfer, and one that is missing a client that cannot be reached.
@@ -185,11 +185,19 @@ impl Metadata {
                 if damage.readable_to >= from {
                     apply(from, damage.readable_to)?;
                 }
-                apply(opened.unbroken_from, u64::MAX)?;
+                apply(opened.contiguous_from, u64::MAX)?;
             }
         }
-        let kept = Kept { folder, log, grown: AtomicU64::new(grown), tidying: Mutex::new(()) };
-        Ok(Self { entries: Arc::new(Mutex::new(entries)), keeping: Keeping::Folder(Box::new(kept)) })
+        let kept = MetadataLog {
+            folder,
+            log,
+            bytes_since_compaction: AtomicU64::new(grown),
+            compaction: Mutex::new(()),
+        };
+        Ok(Self {
+            entries: Arc::new(Mutex::new(entries)),
+            persistence: MetadataPersistence::Folder(Box::new(kept)),
+        })
     }
 
     /// An entry's value.
@@ -198,28 +206,28 @@ impl Metadata {
     }
 
     /// Writes an entry. It is kept once [`Self::commit`] has returned.
-    pub fn put(&self, key: &str, value: &Bytes) -> Put {
+    pub fn put(&self, key: &str, value: &Bytes) -> MetadataPutOutcome {
         let mut entries = self.entries.lock();
         let known = entries.by_key.get(key);
-        if key.contains(UNIQUE)
+        if key.contains(UNIQUE_KEY_MARKER)
             && let Some(known) = known
         {
             if known.value == *value {
-                return Put::Unchanged;
+                return MetadataPutOutcome::Unchanged;
             }
             if !known.restored {
-                return Put::Duplicate;
+                return MetadataPutOutcome::Duplicate;
             }
         }
         let is_new = known.is_none();
         let bytes = entries.bytes + key.len() + value.len();
         if key.len() > MAX_KEY || bytes > MAX_BYTES || is_new && entries.by_key.len() >= MAX_ENTRIES {
-            return Put::Full;
+            return MetadataPutOutcome::Full;
         }
-        self.append(Record::Put { key, value });
+        self.append(MetadataRecord::Put { key, value });
         // A copy, because a slice would keep the buffer that the request was read into.
-        entries.insert(key, Entry { value: Bytes::copy_from_slice(value), restored: false });
-        Put::Updated
+        entries.insert(key, MetadataEntry { value: Bytes::copy_from_slice(value), restored: false });
+        MetadataPutOutcome::Updated
     }
 
     /// Removes an entry, and says whether there was one. It stays away once [`Self::commit`] has returned.
@@ -227,13 +235,13 @@ impl Metadata {
         let mut entries = self.entries.lock();
         let found = entries.remove(key);
         if found {
-            self.append(Record::Delete { key });
+            self.append(MetadataRecord::Delete { key });
         }
         found
     }
 
     /// Removes all entries of a node whose client is gone, and returns how many. As [`Self::delete`].
-    pub fn forget_node(&self, name: &str) -> usize {
+    pub fn remove_node(&self, name: &str) -> usize {
         let is_of = |key: &&String| {
             ["/ram/", "/rpc_meta/"]
                 .iter()
@@ -243,15 +251,15 @@ impl Metadata {
         keys.iter().filter(|key| self.delete(key)).count()
     }
 
-    fn append(&self, change: Record<'_>) {
-        match &self.keeping {
-            Keeping::Memory => {}
-            Keeping::Folder(kept) => {
+    fn append(&self, change: MetadataRecord<'_>) {
+        match &self.persistence {
+            MetadataPersistence::Memory => {}
+            MetadataPersistence::Folder(kept) => {
                 let change = change.encode();
                 kept.log.append(&change);
-                kept.grown.fetch_add(change.len() as u64, Relaxed);
+                kept.bytes_since_compaction.fetch_add(change.len() as u64, Relaxed);
             }
-            Keeping::Journal(journal, last) => {
+            MetadataPersistence::Journal(journal, last) => {
                 last.fetch_max(journal.append(&record::metadata(&change.encode())), Relaxed);
             }
         }
@@ -262,33 +270,33 @@ impl Metadata {
     /// # Errors
     /// When they cannot be kept. The changes are tried again with the next ones.
     pub fn commit(&self) -> io::Result<()> {
-        match &self.keeping {
-            Keeping::Memory => Ok(()),
-            Keeping::Folder(kept) => self.commit_to(kept).map_err(io::Error::other),
-            Keeping::Journal(journal, last) => journal.commit(last.load(Relaxed)),
+        match &self.persistence {
+            MetadataPersistence::Memory => Ok(()),
+            MetadataPersistence::Folder(kept) => self.commit_to(kept).map_err(io::Error::other),
+            MetadataPersistence::Journal(journal, last) => journal.commit(last.load(Relaxed)),
         }
     }
 
-    fn commit_to(&self, kept: &Kept) -> Result<(), moongate_oplog::Error> {
+    fn commit_to(&self, kept: &MetadataLog) -> Result<(), moongate_oplog::OplogError> {
         kept.log.commit(kept.log.next() - 1)?;
-        if kept.grown.load(Relaxed) > TIDY_BYTES.max(self.entries.lock().bytes as u64)
-            && let Some(_tidying) = kept.tidying.try_lock()
+        if kept.bytes_since_compaction.load(Relaxed) > COMPACTION_BYTES.max(self.entries.lock().bytes as u64)
+            && let Some(_tidying) = kept.compaction.try_lock()
         {
-            self.tidy(kept)?;
+            self.compact(kept)?;
         }
         Ok(())
     }
 
     /// Writes a snapshot, and removes what it contains from the log.
-    fn tidy(&self, kept: &Kept) -> Result<(), moongate_oplog::Error> {
+    fn compact(&self, kept: &MetadataLog) -> Result<(), moongate_oplog::OplogError> {
         let (last, entries) = {
             let entries = self.entries.lock();
             (kept.log.next() - 1, entries.by_key.clone())
         };
-        kept.grown.store(0, Relaxed);
-        let mut writer = snapshot::Writer::begin(Arc::clone(&kept.folder), last)?;
+        kept.bytes_since_compaction.store(0, Relaxed);
+        let mut writer = snapshot::SnapshotWriter::begin(Arc::clone(&kept.folder), last)?;
         for (key, entry) in &entries {
-            writer.write(&Record::Put { key, value: &entry.value }.encode())?;
+            writer.write(&MetadataRecord::Put { key, value: &entry.value }.encode())?;
         }
         let needed = writer.finish()?;
         kept.log.commit(last)?;
@@ -301,15 +309,15 @@ impl Metadata {
     }
 }
 
-impl std::fmt::Debug for Metadata {
+impl std::fmt::Debug for MetadataStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Metadata").field("entries", &self.count()).finish_non_exhaustive()
     }
 }
 
-impl Drop for Metadata {
+impl Drop for MetadataStore {
     fn drop(&mut self) {
-        if let Keeping::Folder(kept) = &self.keeping
+        if let MetadataPersistence::Folder(kept) = &self.persistence
             && let Err(error) = kept.log.close()
         {
             tracing::error!(%error, "the metadata's log cannot be closed");

@@ -2,9 +2,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::store::{Metadata, Put};
+use super::store::{MetadataPutOutcome, MetadataStore};
 
-fn put(metadata: &Metadata, key: &str, value: &str) -> Put {
+fn put(metadata: &MetadataStore, key: &str, value: &str) -> MetadataPutOutcome {
     let put = metadata.put(key, &Bytes::copy_from_slice(value.as_bytes()));
     metadata.commit().unwrap();
     put
@@ -15,13 +15,13 @@ fn entries_outlive_the_master() {
     let folder = tempfile::tempdir().unwrap();
     let (ram, rpc) = ("mooncake/ram/10.0.0.1:1", "mooncake/rpc_meta/10.0.0.1:1");
     {
-        let metadata = Metadata::open(folder.path()).unwrap();
-        assert_eq!(put(&metadata, ram, "old"), Put::Updated);
-        assert_eq!(put(&metadata, ram, "new"), Put::Updated);
-        assert_eq!(put(&metadata, rpc, "{}"), Put::Updated);
-        assert_eq!(put(&metadata, rpc, "{}"), Put::Unchanged);
-        assert_eq!(put(&metadata, rpc, "{1}"), Put::Duplicate);
-        assert_eq!(put(&metadata, "gone", ""), Put::Updated);
+        let metadata = MetadataStore::open(folder.path()).unwrap();
+        assert_eq!(put(&metadata, ram, "old"), MetadataPutOutcome::Updated);
+        assert_eq!(put(&metadata, ram, "new"), MetadataPutOutcome::Updated);
+        assert_eq!(put(&metadata, rpc, "{}"), MetadataPutOutcome::Updated);
+        assert_eq!(put(&metadata, rpc, "{}"), MetadataPutOutcome::Unchanged);
+        assert_eq!(put(&metadata, rpc, "{1}"), MetadataPutOutcome::Duplicate);
+        assert_eq!(put(&metadata, "gone", ""), MetadataPutOutcome::Updated);
         assert!(metadata.delete("gone") && !metadata.delete("gone"));
         metadata.commit().unwrap();
         // It is not closed, as in a crash.
@@ -33,13 +33,13 @@ fn entries_outlive_the_master() {
         let file = file.unwrap();
         std::fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
     }
-    let metadata = Metadata::open(copy.path()).unwrap();
+    let metadata = MetadataStore::open(copy.path()).unwrap();
     assert_eq!(metadata.count(), 2);
     assert_eq!(metadata.get(ram).as_deref(), Some(&b"new"[..]));
-    assert_eq!(put(&metadata, rpc, "{}"), Put::Unchanged);
+    assert_eq!(put(&metadata, rpc, "{}"), MetadataPutOutcome::Unchanged);
     // Its client may have been started anew meanwhile.
-    assert_eq!(put(&metadata, rpc, "{1}"), Put::Updated);
-    assert_eq!(put(&metadata, rpc, "{2}"), Put::Duplicate);
+    assert_eq!(put(&metadata, rpc, "{1}"), MetadataPutOutcome::Updated);
+    assert_eq!(put(&metadata, rpc, "{2}"), MetadataPutOutcome::Duplicate);
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn the_folder_stays_small() {
     let folder = tempfile::tempdir().unwrap();
     let value = "x".repeat(1 << 20);
     {
-        let metadata = Metadata::open(folder.path()).unwrap();
+        let metadata = MetadataStore::open(folder.path()).unwrap();
         put(&metadata, "first", "1");
         for number in 0..200 {
             put(&metadata, "key", &format!("{number}{value}"));
@@ -57,34 +57,34 @@ fn the_folder_stays_small() {
     let size = |it: std::io::Result<std::fs::DirEntry>| it.unwrap().metadata().unwrap().len();
     let bytes: u64 = std::fs::read_dir(folder.path()).unwrap().map(size).sum();
     assert!(bytes < 150 << 20, "{bytes}");
-    let metadata = Metadata::open(folder.path()).unwrap();
+    let metadata = MetadataStore::open(folder.path()).unwrap();
     let get = |key| metadata.get(key).map(|value| value.len());
     assert_eq!([get("first"), get("key"), get("last")], [Some(1), Some(3 + (1 << 20)), Some(1)]);
 }
 
 #[test]
 fn what_is_kept_is_bounded() {
-    let metadata = Metadata::in_memory();
-    assert_eq!(put(&metadata, &"k".repeat(5000), ""), Put::Full);
+    let metadata = MetadataStore::in_memory();
+    assert_eq!(put(&metadata, &"k".repeat(5000), ""), MetadataPutOutcome::Full);
     let value = Bytes::from(vec![0; 100 << 20]);
     assert_eq!(
         [1, 2, 3].map(|number| metadata.put(&number.to_string(), &value)),
-        [Put::Updated, Put::Updated, Put::Full]
+        [MetadataPutOutcome::Updated, MetadataPutOutcome::Updated, MetadataPutOutcome::Full]
     );
     assert!(metadata.delete("1"));
-    assert_eq!(metadata.put("3", &value), Put::Updated);
+    assert_eq!(metadata.put("3", &value), MetadataPutOutcome::Updated);
 }
 
 #[test]
 fn a_node_that_is_gone_is_forgotten() {
-    let metadata = Metadata::in_memory();
+    let metadata = MetadataStore::in_memory();
     for key in
         ["mooncake/ram/n:1", "mooncake/c/rpc_meta/n:1", "mooncake/ram/other-n:1", "mooncake/ram/n:12", "n:1"]
     {
         put(&metadata, key, "{}");
     }
-    assert_eq!(metadata.forget_node("n:1"), 2);
-    assert_eq!(metadata.forget_node("n:1"), 0);
+    assert_eq!(metadata.remove_node("n:1"), 2);
+    assert_eq!(metadata.remove_node("n:1"), 0);
     assert_eq!(metadata.count(), 3);
 }
 
@@ -92,7 +92,7 @@ fn a_node_that_is_gone_is_forgotten() {
 fn writers_do_not_lose_each_others_entries() {
     let folder = tempfile::tempdir().unwrap();
     {
-        let metadata = Arc::new(Metadata::open(folder.path()).unwrap());
+        let metadata = Arc::new(MetadataStore::open(folder.path()).unwrap());
         let write = |writer: usize| {
             let metadata = Arc::clone(&metadata);
             std::thread::spawn(move || {
@@ -107,5 +107,5 @@ fn writers_do_not_lose_each_others_entries() {
         let threads: Vec<_> = (0..4).map(write).collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     }
-    assert_eq!(Metadata::open(folder.path()).unwrap().count(), 81);
+    assert_eq!(MetadataStore::open(folder.path()).unwrap().count(), 81);
 }

@@ -1,57 +1,57 @@
 //! Calls, by RPC.
 
-use mooncake_wire::rpc::Method;
+use mooncake_wire::rpc::RpcMethod;
 
-use super::text::Text;
-use crate::count::{CallCounts, Counters};
+use super::text::MasterMetricsText;
+use crate::counters::{CallCounts, RpcCounters};
 
 /// Calls about one thing, by the names of their families.
-const SINGLE: [(&str, Method); 25] = [
-    ("exist_key", Method::ExistKey),
-    ("put_start", Method::PutStart),
-    ("put_end", Method::PutEnd),
-    ("put_revoke", Method::PutRevoke),
-    ("get_replica_list", Method::GetReplicaList),
-    ("get_replica_list_by_regex", Method::GetReplicaListByRegex),
-    ("remove", Method::Remove),
-    ("remove_by_regex", Method::RemoveByRegex),
-    ("remove_all", Method::RemoveAll),
-    ("mount_segment", Method::MountSegment),
-    ("unmount_segment", Method::UnmountSegment),
-    ("remount_segment", Method::ReMountSegment),
-    ("ping", Method::Ping),
-    ("copy_start", Method::CopyStart),
-    ("copy_end", Method::CopyEnd),
-    ("copy_revoke", Method::CopyRevoke),
-    ("move_start", Method::MoveStart),
-    ("move_end", Method::MoveEnd),
-    ("move_revoke", Method::MoveRevoke),
-    ("evict_disk_replica", Method::EvictDiskReplica),
-    ("create_copy_task", Method::CreateCopyTask),
-    ("create_move_task", Method::CreateMoveTask),
-    ("update_task", Method::MarkTaskToComplete),
-    ("query_task", Method::QueryTask),
-    ("fetch_tasks", Method::FetchTasks),
+const SINGLE: [(&str, RpcMethod); 25] = [
+    ("exist_key", RpcMethod::ExistKey),
+    ("put_start", RpcMethod::PutStart),
+    ("put_end", RpcMethod::PutEnd),
+    ("put_revoke", RpcMethod::PutRevoke),
+    ("get_replica_list", RpcMethod::GetReplicaList),
+    ("get_replica_list_by_regex", RpcMethod::GetReplicaListByRegex),
+    ("remove", RpcMethod::Remove),
+    ("remove_by_regex", RpcMethod::RemoveByRegex),
+    ("remove_all", RpcMethod::RemoveAll),
+    ("mount_segment", RpcMethod::MountSegment),
+    ("unmount_segment", RpcMethod::UnmountSegment),
+    ("remount_segment", RpcMethod::ReMountSegment),
+    ("ping", RpcMethod::Ping),
+    ("copy_start", RpcMethod::CopyStart),
+    ("copy_end", RpcMethod::CopyEnd),
+    ("copy_revoke", RpcMethod::CopyRevoke),
+    ("move_start", RpcMethod::MoveStart),
+    ("move_end", RpcMethod::MoveEnd),
+    ("move_revoke", RpcMethod::MoveRevoke),
+    ("evict_disk_replica", RpcMethod::EvictDiskReplica),
+    ("create_copy_task", RpcMethod::CreateCopyTask),
+    ("create_move_task", RpcMethod::CreateMoveTask),
+    ("update_task", RpcMethod::MarkTaskToComplete),
+    ("query_task", RpcMethod::QueryTask),
+    ("fetch_tasks", RpcMethod::FetchTasks),
 ];
 
 /// Calls about many objects.
-const BATCHES: [(&str, Method); 7] = [
-    ("batch_exist_key", Method::BatchExistKey),
-    ("batch_query_ip", Method::BatchQueryIp),
-    ("batch_replica_clear", Method::BatchReplicaClear),
-    ("batch_get_replica_list", Method::BatchGetReplicaList),
-    ("batch_put_start", Method::BatchPutStart),
-    ("batch_put_end", Method::BatchPutEnd),
-    ("batch_put_revoke", Method::BatchPutRevoke),
+const BATCHES: [(&str, RpcMethod); 7] = [
+    ("batch_exist_key", RpcMethod::BatchExistKey),
+    ("batch_query_ip", RpcMethod::BatchQueryIp),
+    ("batch_replica_clear", RpcMethod::BatchReplicaClear),
+    ("batch_get_replica_list", RpcMethod::BatchGetReplicaList),
+    ("batch_put_start", RpcMethod::BatchPutStart),
+    ("batch_put_end", RpcMethod::BatchPutEnd),
+    ("batch_put_revoke", RpcMethod::BatchPutRevoke),
 ];
 
-pub(super) fn all(text: &mut Text, counters: &Counters) {
+pub(super) fn all(text: &mut MasterMetricsText, counters: &RpcCounters) {
     for (name, method) in SINGLE {
-        let counts = counters.of(method);
+        let counts = counters.call_counts(method);
         requests(text, name, method, &counts);
     }
     for (name, method) in BATCHES {
-        let counts = counters.of(method);
+        let counts = counters.call_counts(method);
         requests(text, name, method, &counts);
         let method = method.name();
         let mut counter = |what: &str, help: &str, value: u64| {
@@ -63,7 +63,7 @@ pub(super) fn all(text: &mut Text, counters: &Counters) {
     }
 }
 
-fn requests(text: &mut Text, name: &str, method: Method, counts: &CallCounts) {
+fn requests(text: &mut MasterMetricsText, name: &str, method: RpcMethod, counts: &CallCounts) {
     let method = method.name();
     let mut counter = |what: &str, help: &str, value: u64| {
         text.counter(&format!("master_{name}_{what}_total"), &format!("{method}: {help}."), value);

@@ -1,16 +1,16 @@
 //! Mooncake's families about the state.
 
 use mooncake_wire::admin::TenantQuota;
-use mooncake_wire::rpc::Method;
+use mooncake_wire::rpc::RpcMethod;
 
-use super::text::Text;
-use crate::http::Admin;
-use crate::observe::SIZE_BOUNDS;
+use super::text::MasterMetricsText;
+use crate::http::AdminContext;
+use crate::observer::SIZE_BOUNDS;
 
 /// Objects, segments, clients.
-pub(super) fn state(text: &mut Text, admin: &Admin) {
+pub(super) fn state(text: &mut MasterMetricsText, admin: &AdminContext) {
     let master = &admin.server.master;
-    let fill = master.fill();
+    let fill = master.space_usage();
     text.gauge("master_allocated_bytes", "Bytes of memory in use.", fill.used);
     text.gauge("master_total_capacity_bytes", "Bytes of memory in all segments.", fill.capacity);
     let segments = master.segments_detail().segments;
@@ -28,7 +28,7 @@ pub(super) fn state(text: &mut Text, admin: &Admin) {
     ] {
         text.gauge(name, help, 0);
     }
-    let disks = master.disk_fill();
+    let disks = master.disk_usage();
     text.gauge("master_allocated_file_size_bytes", "Bytes of objects on nodes' disks.", disks.used);
     text.gauge("master_total_file_capacity_bytes", "Bytes of nodes' disks.", disks.capacity);
     text.gauge("master_key_count", "Objects, including those that are being written.", master.key_count());
@@ -38,7 +38,7 @@ pub(super) fn state(text: &mut Text, admin: &Admin) {
     value_sizes(text, admin);
 }
 
-fn value_sizes(text: &mut Text, admin: &Admin) {
+fn value_sizes(text: &mut MasterMetricsText, admin: &AdminContext) {
     let (buckets, sum) = admin.observer.sizes.read();
     let bounds = SIZE_BOUNDS.iter().map(|bound| format!("{bound}.000000")).chain(["+Inf".to_owned()]);
     text.histograms("master_value_size_bytes", "Sizes of objects that were written.").histogram(
@@ -49,12 +49,12 @@ fn value_sizes(text: &mut Text, admin: &Admin) {
 }
 
 /// What readers found.
-pub(super) fn reads(text: &mut Text, admin: &Admin) {
-    let single = admin.server.counters.of(Method::GetReplicaList);
-    let batch = admin.server.counters.of(Method::BatchGetReplicaList);
+pub(super) fn reads(text: &mut MasterMetricsText, admin: &AdminContext) {
+    let single = admin.server.counters.call_counts(RpcMethod::GetReplicaList);
+    let batch = admin.server.counters.call_counts(RpcMethod::BatchGetReplicaList);
     let total = single.requests + batch.items;
     let found = total.saturating_sub(single.failures + batch.failed_items);
-    let counts = admin.server.master.counts();
+    let counts = admin.server.master.statistics();
     let in_memory = found.saturating_sub(counts.disk_reads);
     text.counter("mem_cache_hit_nums_", "Objects that a reader found in memory.", in_memory);
     let bytes = counts.read_bytes;
@@ -67,14 +67,14 @@ pub(super) fn reads(text: &mut Text, admin: &Admin) {
         "Objects, including those that are only on disks.",
         admin.server.master.key_count(),
     );
-    text.gauge("file_cache_nums_", "Objects on disks.", admin.server.master.disk_fill().copies);
+    text.gauge("file_cache_nums_", "Objects on disks.", admin.server.master.disk_usage().copies);
     text.counter("valid_get_nums_", "Objects that a reader found.", found);
     text.counter("total_get_nums_", "Objects that a reader looked for.", total);
 }
 
 /// Eviction, and puts that were not ended. Nothing but memory is evicted.
-pub(super) fn evictions(text: &mut Text, admin: &Admin) {
-    let counts = admin.server.master.counts();
+pub(super) fn evictions(text: &mut MasterMetricsText, admin: &AdminContext) {
+    let counts = admin.server.master.statistics();
     text.counter(
         "master_put_start_alloc_failures_total",
         "Puts that were refused for want of space.",
@@ -108,7 +108,7 @@ pub(super) fn evictions(text: &mut Text, admin: &Admin) {
 }
 
 /// Tenants, if there are any.
-pub(super) fn tenants(text: &mut Text, admin: &Admin) {
+pub(super) fn tenants(text: &mut MasterMetricsText, admin: &AdminContext) {
     let master = &admin.server.master;
     let Ok(quotas) = master.quotas() else { return };
     type Figure = fn(&TenantQuota) -> u64;
@@ -125,7 +125,7 @@ pub(super) fn tenants(text: &mut Text, admin: &Admin) {
         let mut family = text.gauges(&name, help);
         quotas.iter().for_each(|it| family.value(&[("tenant_id", &it.tenant_id)], figure(it)));
     }
-    let capacity = master.fill().capacity;
+    let capacity = master.space_usage().capacity;
     text.gauge("mooncake_tenant_quota_allocatable_capacity_bytes", "Bytes for all tenants.", capacity);
     for (name, help, figure) in figures.into_iter().take(2) {
         let name = format!("mooncake_tenant_quota_{name}_sum");
@@ -135,9 +135,9 @@ pub(super) fn tenants(text: &mut Text, admin: &Admin) {
 }
 
 /// Objects on their way from disks to memory.
-pub(super) fn promotions(text: &mut Text, admin: &Admin) {
-    let (master, counts) = (&admin.server.master, admin.server.master.counts());
-    let promoting = master.disk_fill().promoting;
+pub(super) fn promotions(text: &mut MasterMetricsText, admin: &AdminContext) {
+    let (master, counts) = (&admin.server.master, admin.server.master.statistics());
+    let promoting = master.disk_usage().promoting;
     text.gauge("master_promotion_in_flight", "Objects on their way from a disk to memory.", promoting);
     let ended = counts.promoted_keys + counts.promotions_failed + counts.promotions_expired;
     let cancelled = counts.promotions.saturating_sub(ended + promoting);
@@ -148,16 +148,24 @@ pub(super) fn promotions(text: &mut Text, admin: &Admin) {
         ("expired_total", "Objects that did not come in time.", counts.promotions_expired),
         ("failed_total", "Objects that could not be brought.", counts.promotions_failed),
         ("cancelled_total", "Objects that went before they came.", cancelled),
-        ("rejected_frequency_total", "Reads of objects that are read too rarely.", counts.promotions_rare),
-        ("rejected_watermark_total", "Reads while memory was nearly full.", counts.promotions_no_room),
-        ("rejected_cap_total", "Reads while too many were on their way.", counts.promotions_too_many),
+        (
+            "rejected_frequency_total",
+            "Reads of objects that are read too rarely.",
+            counts.promotions_rejected_frequency,
+        ),
+        (
+            "rejected_watermark_total",
+            "Reads while memory was nearly full.",
+            counts.promotions_rejected_watermark,
+        ),
+        ("rejected_cap_total", "Reads while too many were on their way.", counts.promotions_rejected_cap),
     ] {
         text.counter(&format!("master_promotion_{what}"), help, value);
     }
 }
 
 /// What this master does not do, and what it does not count.
-pub(super) fn unused(text: &mut Text) {
+pub(super) fn unused(text: &mut MasterMetricsText) {
     text.gauge("master_put_start_discarded_staging_size", "Not counted by this master.", 0);
     for what in [
         "candidate_recorded_total",

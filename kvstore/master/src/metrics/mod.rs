@@ -4,16 +4,16 @@
 //! Those about what this master does not do (NVMe over fabrics) are there and zero.
 
 mod calls;
+mod extensions;
 mod families;
-mod ours;
 mod text;
 
-use crate::http::Admin;
-use text::Text;
+use crate::http::AdminContext;
+use text::MasterMetricsText;
 
 /// All families.
-pub(crate) fn text(admin: &Admin) -> String {
-    let mut text = Text::default();
+pub(crate) fn text(admin: &AdminContext) -> String {
+    let mut text = MasterMetricsText::default();
     families::state(&mut text, admin);
     calls::all(&mut text, &admin.server.counters);
     families::reads(&mut text, admin);
@@ -21,7 +21,7 @@ pub(crate) fn text(admin: &Admin) -> String {
     families::tenants(&mut text, admin);
     families::promotions(&mut text, admin);
     families::unused(&mut text);
-    ours::all(&mut text, admin);
+    extensions::all(&mut text, admin);
     let mut text = text.finish();
     moongate_runtime::append_process_metrics(&mut text);
     text

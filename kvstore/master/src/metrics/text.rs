@@ -4,33 +4,33 @@ use std::fmt::{Display, Write as _};
 
 /// Families, as they are written.
 #[derive(Debug, Default)]
-pub(super) struct Text(String);
+pub(super) struct MasterMetricsText(String);
 
 /// A family that is being written.
-pub(super) struct Family<'t> {
+pub(super) struct MasterMetricFamily<'t> {
     text: &'t mut String,
     name: &'t str,
 }
 
-impl Text {
-    fn family<'t>(&'t mut self, name: &'t str, kind: &str, help: &str) -> Family<'t> {
+impl MasterMetricsText {
+    fn family<'t>(&'t mut self, name: &'t str, kind: &str, help: &str) -> MasterMetricFamily<'t> {
         let text = &mut self.0;
         // Writing to a string does not fail, here and below.
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-        Family { text, name }
+        MasterMetricFamily { text, name }
     }
 
     /// A gauge with labels, or without values.
-    pub(super) fn gauges<'t>(&'t mut self, name: &'t str, help: &str) -> Family<'t> {
+    pub(super) fn gauges<'t>(&'t mut self, name: &'t str, help: &str) -> MasterMetricFamily<'t> {
         self.family(name, "gauge", help)
     }
 
     /// A counter with labels.
-    pub(super) fn counters<'t>(&'t mut self, name: &'t str, help: &str) -> Family<'t> {
+    pub(super) fn counters<'t>(&'t mut self, name: &'t str, help: &str) -> MasterMetricFamily<'t> {
         self.family(name, "counter", help)
     }
 
-    pub(super) fn histograms<'t>(&'t mut self, name: &'t str, help: &str) -> Family<'t> {
+    pub(super) fn histograms<'t>(&'t mut self, name: &'t str, help: &str) -> MasterMetricFamily<'t> {
         self.family(name, "histogram", help)
     }
 
@@ -49,7 +49,7 @@ impl Text {
     }
 }
 
-impl Family<'_> {
+impl MasterMetricFamily<'_> {
     /// A value.
     pub(super) fn value(&mut self, labels: &[(&str, &str)], value: impl Display) {
         self.sample("", labels, value);
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn buckets_add_up_and_labels_are_escaped() {
-        let mut text = Text::default();
+        let mut text = MasterMetricsText::default();
         let buckets = [("1", 2), ("+Inf", 3)].map(|(bound, number)| (bound.to_owned(), number));
         text.histograms("h", "A histogram.").histogram(&[("a", "x\"\\\n")], buckets.into_iter(), 7);
         text.gauge("g", "A gauge.", 1.5);

@@ -8,12 +8,12 @@ pub(super) const ALLOWANCE: usize = 64 * 1024;
 
 /// Bytes that connections may hold beyond their allowances.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(super) struct BufferBudget {
     used: AtomicUsize,
     limit: usize,
 }
 
-impl Budget {
+impl BufferBudget {
     pub(super) fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self { used: AtomicUsize::new(0), limit })
     }
@@ -21,13 +21,13 @@ impl Budget {
 
 /// What one connection holds. Given back when dropped.
 #[derive(Debug)]
-pub(super) struct Held {
-    budget: Arc<Budget>,
+pub(super) struct BufferReservation {
+    budget: Arc<BufferBudget>,
     bytes: usize,
 }
 
-impl Held {
-    pub(super) fn new(budget: &Arc<Budget>) -> Self {
+impl BufferReservation {
+    pub(super) fn new(budget: &Arc<BufferBudget>) -> Self {
         Self { budget: Arc::clone(budget), bytes: 0 }
     }
 
@@ -48,7 +48,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for BufferReservation {
     fn drop(&mut self) {
         self.budget.used.fetch_sub(self.bytes, Relaxed);
     }
@@ -60,8 +60,8 @@ mod tests {
 
     #[test]
     fn connections_share_what_is_beyond_their_allowances() {
-        let budget = Budget::new(1000);
-        let (mut one, mut other) = (Held::new(&budget), Held::new(&budget));
+        let budget = BufferBudget::new(1000);
+        let (mut one, mut other) = (BufferReservation::new(&budget), BufferReservation::new(&budget));
         assert!(one.set(ALLOWANCE) && one.set(ALLOWANCE + 600));
         assert!(other.set(ALLOWANCE + 400));
         assert!(!other.set(ALLOWANCE + 401));

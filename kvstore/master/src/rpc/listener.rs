@@ -6,23 +6,23 @@ use std::num::NonZero;
 use std::sync::Arc;
 use std::time::Duration;
 
-use moongate_runtime::awake::Awake;
+use moongate_runtime::busy_poll::BusyPoll;
 use moongate_runtime::net::{DetachedStream, TcpListener, TcpStream, detach};
-use moongate_runtime::{BindError, LogInterval, Supervisor, bind};
+use moongate_runtime::{BindError, LogRateLimiter, Supervisor, bind};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use super::awake::{Thread, Threads};
-use super::budget::Budget;
-use super::worker::{Accepted, Worker};
-use crate::server::Server;
+use super::budget::BufferBudget;
+use super::busy_poll::{RpcThread, RpcThreadPool};
+use super::worker::{AcceptedConnection, RpcWorker};
+use crate::server::MasterServer;
 
 /// Pause after an accept that failed for want of something.
-const PAUSE: Duration = Duration::from_millis(100);
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// The RPC port cannot be served.
 #[derive(Debug, thiserror::Error)]
-pub enum RpcError {
+pub enum RpcServerError {
     /// The port cannot be had.
     #[error(transparent)]
     Bind(#[from] BindError),
@@ -33,12 +33,12 @@ pub enum RpcError {
 
 /// A served RPC port.
 #[derive(Debug)]
-pub struct Rpc {
+pub struct RpcServer {
     address: SocketAddr,
     stop: CancellationToken,
 }
 
-impl Rpc {
+impl RpcServer {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -54,26 +54,26 @@ impl Rpc {
 /// Serves RPCs on `address` with so many threads, at most one per core, until the supervisor's shutdown.
 ///
 /// # Errors
-/// [`RpcError`].
+/// [`RpcServerError`].
 pub fn serve(
-    server: &Arc<Server>,
+    server: &Arc<MasterServer>,
     address: SocketAddr,
     threads: usize,
     supervisor: &Supervisor,
-) -> Result<Rpc, RpcError> {
+) -> Result<RpcServer, RpcServerError> {
     let listener = bind(address)?;
     let address = listener.local_addr()?;
     let stop = supervisor.token().child_token();
-    let budget = Budget::new(server.limits.buffer_bytes);
+    let budget = BufferBudget::new(server.limits.buffer_bytes);
     // More threads than cores would only take turns.
     let cores = std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN);
-    let together = Threads::new(server.limits.awake, Awake::new(cores));
+    let together = RpcThreadPool::new(server.limits.busy_poll, BusyPoll::new(cores));
     let workers: io::Result<Vec<_>> = (0..threads.clamp(1, cores.get()))
         .map(|lane| {
-            Worker {
+            RpcWorker {
                 server: Arc::clone(server),
                 budget: Arc::clone(&budget),
-                thread: Thread::new(&together),
+                thread: RpcThread::new(&together),
                 supervisor: supervisor.clone(),
                 stop: stop.child_token(),
                 lane,
@@ -81,13 +81,13 @@ pub fn serve(
             .start()
         })
         .collect();
-    let accepting = Accepting {
+    let accepting = RpcAcceptor {
         listener,
         slots: Arc::new(Semaphore::new(server.limits.connections.clamp(1, Semaphore::MAX_PERMITS))),
         connections: server.limits.connections,
         no_delay: server.limits.no_delay,
         workers: workers?,
-        warnings: LogInterval::new(),
+        warnings: LogRateLimiter::new(),
     };
     let until = stop.clone();
     supervisor.spawn_essential("rpc listener", async move {
@@ -96,25 +96,25 @@ pub fn serve(
             () = until.cancelled() => {}
         }
     });
-    Ok(Rpc { address, stop })
+    Ok(RpcServer { address, stop })
 }
 
-struct Accepting {
+struct RpcAcceptor {
     listener: TcpListener,
     slots: Arc<Semaphore>,
     connections: usize,
     no_delay: bool,
-    workers: Vec<mpsc::Sender<Accepted>>,
-    warnings: LogInterval,
+    workers: Vec<mpsc::Sender<AcceptedConnection>>,
+    warnings: LogRateLimiter,
 }
 
-impl Accepting {
+impl RpcAcceptor {
     async fn run(self) {
         for turn in 0.. {
             let Some(slot) = self.slot().await else { return };
             let (stream, peer) = accept(&self.listener).await;
             let accepted = match self.prepare(stream) {
-                Ok(stream) => Accepted { stream, host: peer.ip().to_canonical(), slot },
+                Ok(stream) => AcceptedConnection { stream, host: peer.ip().to_canonical(), slot },
                 Err(error) => {
                     tracing::debug!(%peer, %error, "a connection was gone before it was set up");
                     continue;
@@ -155,7 +155,7 @@ async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(error) => {
                 tracing::warn!(%error, "cannot accept RPC connections; trying again after a pause");
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(RETRY_PAUSE).await;
             }
         }
     }

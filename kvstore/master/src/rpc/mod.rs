@@ -3,11 +3,11 @@
 //! Every thread has a runtime of its own. A connection stays on one thread, where its requests are read, executed and
 //! answered without a hand-over.
 
-mod awake;
 mod budget;
+mod busy_poll;
 mod connection;
 mod listener;
 mod stream;
 mod worker;
 
-pub use listener::{Rpc, RpcError, serve};
+pub use listener::{RpcServer, RpcServerError, serve};

@@ -8,12 +8,12 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_rustls::server::TlsStream;
 
 /// A socket, or TLS over it.
-pub(super) enum Stream {
+pub(super) enum RpcStream {
     Plain(TcpStream),
     Secured(Box<TlsStream<TcpStream>>),
 }
 
-impl Stream {
+impl RpcStream {
     pub(super) fn socket(&self) -> &TcpStream {
         match self {
             Self::Plain(stream) => stream,

@@ -6,52 +6,52 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use moongate_runtime::net::{DetachedStream, TcpStream, attach};
-use moongate_runtime::{Fingerprint, OwnThread, PeerTls, Supervisor, explain_tls};
+use moongate_runtime::{CertificateFingerprint, DedicatedThread, PeerTls, Supervisor, describe_tls_error};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::awake::Thread;
-use super::budget::Budget;
+use super::budget::BufferBudget;
+use super::busy_poll::RpcThread;
 use super::connection;
-use super::stream::Stream;
-use crate::call::Caller;
-use crate::server::Server;
+use super::stream::RpcStream;
+use crate::call::CallerSession;
+use crate::server::MasterServer;
 
 /// Connections that wait for a thread to take them.
-const WAITING: usize = 256;
+const MAX_PENDING_CONNECTIONS: usize = 256;
 
 /// A connection on its way to a thread.
-pub(super) struct Accepted {
+pub(super) struct AcceptedConnection {
     pub(super) stream: DetachedStream,
     pub(super) host: IpAddr,
     /// Its place among all connections.
     pub(super) slot: OwnedSemaphorePermit,
 }
 
-pub(super) struct Worker {
-    pub(super) server: Arc<Server>,
-    pub(super) budget: Arc<Budget>,
-    pub(super) thread: Thread,
+pub(super) struct RpcWorker {
+    pub(super) server: Arc<MasterServer>,
+    pub(super) budget: Arc<BufferBudget>,
+    pub(super) thread: RpcThread,
     pub(super) supervisor: Supervisor,
     pub(super) stop: CancellationToken,
     /// The number of the thread.
     pub(super) lane: usize,
 }
 
-impl Worker {
+impl RpcWorker {
     /// Starts the thread. It ends when `stop` is cancelled and its connections have ended.
-    pub(super) fn start(self) -> io::Result<mpsc::Sender<Accepted>> {
-        let (sender, receiver) = mpsc::channel(WAITING);
+    pub(super) fn start(self) -> io::Result<mpsc::Sender<AcceptedConnection>> {
+        let (sender, receiver) = mpsc::channel(MAX_PENDING_CONNECTIONS);
         let supervisor = self.supervisor.clone();
         let name = format!("rpc-{}", self.lane);
-        let thread = OwnThread::start(&supervisor, "rpc thread", name, self.run(receiver))?;
+        let thread = DedicatedThread::start(&supervisor, "rpc thread", name, self.run(receiver))?;
         // The thread is no task, so a task stands for it.
-        supervisor.spawn("rpc thread", thread.ended());
+        supervisor.spawn("rpc thread", thread.join());
         Ok(sender)
     }
 
-    async fn run(self, mut accepted: mpsc::Receiver<Accepted>) {
+    async fn run(self, mut accepted: mpsc::Receiver<AcceptedConnection>) {
         let (open, mut all_closed) = mpsc::channel::<()>(1);
         loop {
             let next = tokio::select! {
@@ -59,7 +59,7 @@ impl Worker {
                 () = self.stop.cancelled() => None,
             };
             let Some(next) = next else { break };
-            if let Err(error) = self.take(next, open.clone()) {
+            if let Err(error) = self.accept(next, open.clone()) {
                 tracing::debug!(%error, "a connection was gone before it was served");
             }
         }
@@ -68,15 +68,20 @@ impl Worker {
         let _ = all_closed.recv().await;
     }
 
-    fn take(&self, Accepted { stream, host, slot }: Accepted, open: mpsc::Sender<()>) -> io::Result<()> {
+    fn accept(
+        &self,
+        AcceptedConnection { stream, host, slot }: AcceptedConnection,
+        open: mpsc::Sender<()>,
+    ) -> io::Result<()> {
         let stream = attach(stream)?;
-        let caller = Caller::new(Arc::clone(&self.server), host, self.lane);
+        let caller = CallerSession::new(Arc::clone(&self.server), host, self.lane);
         let limits = self.server.limits;
         let (budget, thread, stop) = (Arc::clone(&self.budget), self.thread.clone(), self.stop.clone());
         if let Some(tls) = self.server.tls.clone() {
             let server = Arc::clone(&self.server);
             self.supervisor.spawn("rpc connection", async move {
-                let accepted = stop.run_until_cancelled(authenticate(stream, &tls, limits.stall)).await;
+                let accepted =
+                    stop.run_until_cancelled(authenticate(stream, &tls, limits.stall_timeout)).await;
                 match accepted {
                     Some(Ok((stream, peer))) => {
                         let caller = caller.with_certificate(peer);
@@ -89,7 +94,7 @@ impl Worker {
             });
             return Ok(());
         }
-        let serving = connection::serve(Stream::Plain(stream), caller, limits, budget, thread, stop);
+        let serving = connection::serve(RpcStream::Plain(stream), caller, limits, budget, thread, stop);
         self.supervisor.spawn("rpc connection", async move {
             serving.await;
             drop((slot, open));
@@ -103,13 +108,13 @@ async fn authenticate(
     stream: TcpStream,
     tls: &PeerTls,
     limit: Duration,
-) -> io::Result<(Stream, Fingerprint)> {
+) -> io::Result<(RpcStream, CertificateFingerprint)> {
     let (stream, peer) = timeout(limit, tls.accept(stream)).await??;
-    Ok((Stream::Secured(Box::new(stream)), peer))
+    Ok((RpcStream::Secured(Box::new(stream)), peer))
 }
 
-fn report_unauthenticated(server: &Server, host: IpAddr, error: &io::Error) {
-    let error = explain_tls(error);
+fn report_unauthenticated(server: &MasterServer, host: IpAddr, error: &io::Error) {
+    let error = describe_tls_error(error);
     if server.capabilities.add_unauthenticated() {
         tracing::warn!(%host, error, "an RPC connection was refused: its client was not authenticated");
     } else {

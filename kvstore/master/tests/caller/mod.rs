@@ -5,20 +5,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use mooncake_wire::frame::{self, Parsed, ResponseHeader};
+use mooncake_wire::frame::{self, FrameParseResult, ResponseHeader};
 use mooncake_wire::pack::{Pack, Unpack};
 use mooncake_wire::rpc::{
-    GetReplicaList, KeyArguments, Method, MountArguments, MountSegment, PutEnd, PutEndArguments, PutStart,
-    PutStartArguments, Request, Rpc, decode_reply, encode_request,
+    GetReplicaList, KeyArguments, MountArguments, MountSegment, PutEnd, PutEndArguments, PutStart,
+    PutStartArguments, Request, RpcDefinition, RpcMethod, decode_reply, encode_request,
 };
 use mooncake_wire::types::{
     DEFAULT_TENANT, ObjectMeta, ReplicaList, ReplicaType, ReplicateConfig, Segment, Uuid,
 };
 use mooncake_wire::{Dialect, ErrorCode};
-use moongate_kvcore::Settings;
+use moongate_kvcore::MasterCoreOptions;
 use moongate_master::journal::MemoryJournal;
 use moongate_master::{
-    EventsFace, FaceAddresses, Faces, FacesOptions, MetadataFace, Server, ServerOptions, Standing, rpc,
+    AuxServiceAddresses, AuxServices, AuxServicesOptions, KvEventServiceOptions, LeadershipStatus,
+    MasterServer, MasterServerOptions, MetadataServiceOptions, rpc,
 };
 use moongate_runtime::Supervisor;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -26,61 +27,71 @@ use tokio::net::TcpStream;
 
 /// Long, because it only says when a test hangs.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
-const LARGEST: usize = 256 << 20;
+const MAX_RESPONSE: usize = 256 << 20;
 
-pub(crate) struct Started {
-    pub(crate) server: Arc<Server>,
+pub(crate) struct TestMaster {
+    pub(crate) server: Arc<MasterServer>,
     pub(crate) journal: Arc<MemoryJournal>,
-    pub(crate) rpc: rpc::Rpc,
+    pub(crate) rpc: rpc::RpcServer,
     pub(crate) supervisor: Supervisor,
 }
 
-pub(crate) fn started() -> Started {
-    started_with(ServerOptions { threads: 2, ..ServerOptions::default() })
+pub(crate) fn start_master() -> TestMaster {
+    start_master_with(MasterServerOptions { threads: 2, ..MasterServerOptions::default() })
 }
 
-pub(crate) fn started_with(options: ServerOptions) -> Started {
+pub(crate) fn start_master_with(options: MasterServerOptions) -> TestMaster {
     let (threads, journal) = (options.threads, Arc::new(MemoryJournal::new(1 << 20)));
-    let server = Arc::new(Server::new(options, Arc::clone(&journal) as Arc<_>));
-    server.standing.store(Arc::new(Standing::alone()));
+    let server = Arc::new(MasterServer::new(options, Arc::clone(&journal) as Arc<_>));
+    server.leadership.store(Arc::new(LeadershipStatus::standalone()));
     let supervisor = Supervisor::new();
     let rpc = rpc::serve(&server, "127.0.0.1:0".parse().unwrap(), threads, &supervisor).unwrap();
-    Started { server, journal, rpc, supervisor }
+    TestMaster { server, journal, rpc, supervisor }
 }
 
 /// A master with its HTTP faces.
-pub(crate) struct Ours {
+pub(crate) struct TestHttpMaster {
     pub(crate) rpc: String,
-    pub(crate) faces: FaceAddresses,
-    pub(crate) server: Arc<Server>,
+    pub(crate) services: AuxServiceAddresses,
+    pub(crate) server: Arc<MasterServer>,
     _supervisor: Supervisor,
 }
 
-pub(crate) async fn ours(metadata: Option<MetadataFace>) -> Ours {
-    ours_with(metadata, Settings::default()).await
+pub(crate) async fn start_http_master(metadata: Option<MetadataServiceOptions>) -> TestHttpMaster {
+    start_http_master_with(metadata, MasterCoreOptions::default()).await
 }
 
-pub(crate) async fn ours_with(metadata: Option<MetadataFace>, core: Settings) -> Ours {
+pub(crate) async fn start_http_master_with(
+    metadata: Option<MetadataServiceOptions>,
+    core: MasterCoreOptions,
+) -> TestHttpMaster {
     let nowhere: std::net::SocketAddr = "127.0.0.1:0".parse().unwrap();
-    let events =
-        EventsFace { bind: "tcp://127.0.0.1:*".to_owned(), replay: None, backend: String::new(), queue: 100 };
-    let mut faces = Faces::new(FacesOptions { admin: nowhere, metadata, events: Some(events), quotas: None });
+    let events = KvEventServiceOptions {
+        bind: "tcp://127.0.0.1:*".to_owned(),
+        replay: None,
+        backend: String::new(),
+        queue: 100,
+    };
+    let mut faces =
+        AuxServices::new(AuxServicesOptions { admin: nowhere, metadata, events: Some(events), quotas: None });
     let journal = faces.observe(Arc::new(MemoryJournal::new(1 << 20)), &Arc::default());
-    let server =
-        Arc::new(Server::new(ServerOptions { core, threads: 2, ..ServerOptions::default() }, journal));
+    let server = Arc::new(MasterServer::new(
+        MasterServerOptions { core, threads: 2, ..MasterServerOptions::default() },
+        journal,
+    ));
     let supervisor = Supervisor::new();
     let rpc = rpc::serve(&server, nowhere, 2, &supervisor).unwrap().address().to_string();
     let faces = faces.start(&server, &supervisor).await.unwrap();
-    server.standing.store(Arc::new(Standing::alone()));
+    server.leadership.store(Arc::new(LeadershipStatus::standalone()));
     moongate_master::ticker::start(&server, &supervisor);
-    Ours { rpc, faces, server, _supervisor: supervisor }
+    TestHttpMaster { rpc, services: faces, server, _supervisor: supervisor }
 }
 
 pub(crate) fn key(key: &str) -> KeyArguments<&str> {
     KeyArguments { key, tenant: DEFAULT_TENANT }
 }
 
-pub(crate) struct Connection {
+pub(crate) struct TestRpcConnection {
     pub(crate) stream: TcpStream,
     pub(crate) dialect: Dialect,
     /// What every call has besides its arguments.
@@ -88,13 +99,13 @@ pub(crate) struct Connection {
     buffer: BytesMut,
 }
 
-impl Connection {
-    pub(crate) async fn to(master: &Started) -> Self {
-        Self::at(&master.rpc.address().to_string()).await
+impl TestRpcConnection {
+    pub(crate) async fn connect_to(master: &TestMaster) -> Self {
+        Self::connect(&master.rpc.address().to_string()).await
     }
 
     /// Mooncake's master says that it is ready a moment before it listens.
-    pub(crate) async fn at(address: &str) -> Self {
+    pub(crate) async fn connect(address: &str) -> Self {
         let connected = async {
             loop {
                 match TcpStream::connect(address).await {
@@ -111,9 +122,9 @@ impl Connection {
     pub(crate) async fn response(&mut self) -> Option<(ResponseHeader, Bytes)> {
         let response = async {
             loop {
-                match frame::take::<ResponseHeader>(&mut self.buffer, LARGEST).unwrap() {
-                    Parsed::Frame(response) => return Some((response.header, response.body)),
-                    Parsed::Incomplete(_) => {}
+                match frame::take::<ResponseHeader>(&mut self.buffer, MAX_RESPONSE).unwrap() {
+                    FrameParseResult::Frame(response) => return Some((response.header, response.body)),
+                    FrameParseResult::Incomplete(_) => {}
                 }
                 match self.stream.read_buf(&mut self.buffer).await {
                     Ok(0) | Err(_) => return None,
@@ -125,7 +136,7 @@ impl Connection {
     }
 
     /// Calls, and checks that the reply is of the connection's own dialect.
-    pub(crate) async fn call<M: Rpc>(&mut self, arguments: &M::Arguments<&str>) -> M::Reply<String>
+    pub(crate) async fn call<M: RpcDefinition>(&mut self, arguments: &M::Arguments<&str>) -> M::Reply<String>
     where
         for<'a> M::Arguments<&'a str>: Pack,
         for<'a> M::Reply<String>: Unpack<'a>,
@@ -179,7 +190,7 @@ impl Connection {
 }
 
 /// A request with arguments that are all zero: no keys, no segments, no clients.
-pub(crate) fn simplest(method: Method, dialect: Dialect) -> BytesMut {
+pub(crate) fn minimal_request(method: RpcMethod, dialect: Dialect) -> BytesMut {
     let signature = method.arguments_signature(dialect);
     let mut body = Vec::new();
     if !signature.literal().is_empty() {

@@ -2,21 +2,21 @@
 
 use std::time::Duration;
 
-use moongate_master::ha::follower::Follower;
-use moongate_master::ha::frame::{self, Frame, Records, Start};
+use moongate_master::ha::follower::ReplicationFollower;
+use moongate_master::ha::frame::{self, ReplicationFrame, ReplicationRecords, ReplicationStart};
 
-use crate::master::{Kept, Link, PATIENCE, Session};
-use crate::world::{Event, World};
+use crate::master::{SILENCE_TIMEOUT, SimulatedLink, SimulatedReplica, SimulatedSession};
+use crate::simulation::{HaSimulation, HaSimulationEvent};
 
-impl World {
+impl HaSimulation {
     /// Sends followers what is new.
-    pub(crate) fn feed(&mut self, at: usize, clock: Duration) {
+    pub(crate) fn send_updates(&mut self, at: usize, clock: Duration) {
         let master = &mut self.masters[at];
-        let Some(lead) = &mut master.lead else { return };
-        let (mut out, last) = (Vec::new(), master.kept.current.last());
+        let Some(lead) = &mut master.leader_state else { return };
+        let (mut out, last) = (Vec::new(), master.replica.current.last());
         for (connection, session) in &mut lead.sessions {
-            let idle = clock >= session.sent_at + PATIENCE / 4;
-            let mut send = |frame: &Frame<'_>| {
+            let idle = clock >= session.sent_at + SILENCE_TIMEOUT / 4;
+            let mut send = |frame: &ReplicationFrame<'_>| {
                 let mut bytes = Vec::new();
                 frame::write(frame, &mut bytes);
                 out.push((*connection, session.peer, bytes));
@@ -27,21 +27,21 @@ impl World {
                 for part in state.split_off(state.len().saturating_sub(200)) {
                     frame::push_record(&part.write(), &mut records);
                 }
-                send(&Frame::State(Records::new(&records).unwrap()));
+                send(&ReplicationFrame::State(ReplicationRecords::new(&records).unwrap()));
                 if state.is_empty() {
                     session.state = None;
-                    send(&Frame::Whole(last));
+                    send(&ReplicationFrame::StateComplete(last));
                 }
             }
             if session.next <= last {
                 let mut records = Vec::new();
-                for record in master.kept.current.from(session.next).unwrap() {
+                for record in master.replica.current.from(session.next).unwrap() {
                     frame::push_record(&record.write(), &mut records);
                 }
-                send(&Frame::Facts(session.next, Records::new(&records).unwrap()));
+                send(&ReplicationFrame::Records(session.next, ReplicationRecords::new(&records).unwrap()));
                 session.next = last + 1;
             } else if session.state.is_none() && idle {
-                send(&Frame::Idle(last));
+                send(&ReplicationFrame::Heartbeat(last));
             }
         }
         for (connection, peer, bytes) in out {
@@ -60,57 +60,58 @@ impl World {
         }
         let at = earliest.max(self.now + self.delay()) + 1;
         self.arrivals.insert((connection, to_leader), at);
-        let life = self.masters[to].life;
-        self.after(at - self.now, Event::Message(connection, to, life, to_leader, bytes));
+        let life = self.masters[to].process_number;
+        self.after(at - self.now, HaSimulationEvent::Message(connection, to, life, to_leader, bytes));
     }
 
     pub(crate) fn message(&mut self, connection: u64, at: usize, to_leader: bool, bytes: &[u8]) {
         let (_, sum) = frame::header(*bytes.first_chunk().unwrap()).unwrap();
         let frame = frame::read(&bytes[frame::HEADER..], sum).unwrap();
         if to_leader {
-            self.heard_by_leader(connection, at, frame);
+            self.deliver_to_leader(connection, at, frame);
         } else {
-            self.heard_by_follower(connection, at, frame);
+            self.deliver_to_follower(connection, at, frame);
         }
     }
 
-    fn heard_by_leader(&mut self, connection: u64, at: usize, frame: Frame<'_>) {
+    fn deliver_to_leader(&mut self, connection: u64, at: usize, frame: ReplicationFrame<'_>) {
         let (now, clock) = (self.now, self.masters[at].clock(self.now));
         // The listener closes with the tenure.
         if !self.masters[at].serves(now) {
             return;
         }
         let master = &mut self.masters[at];
-        let Some(lead) = &mut master.lead else { return };
+        let Some(lead) = &mut master.leader_state else { return };
         match frame {
-            Frame::Hello { member, term, has } if term == lead.tenure.term => {
-                let state = &master.kept.current;
+            ReplicationFrame::Hello { member, term, last_record: has } if term == lead.tenure.term => {
+                let state = &master.replica.current;
                 let resumes = has.filter(|position| {
-                    let is_its_own = self.trouble.trusting || state.epochs.have(state.last(), *position);
+                    let is_its_own =
+                        self.faults.skips_epoch_check || state.epochs.contains(state.last(), *position);
                     is_its_own && state.from(position.1 + 1).is_some()
                 });
                 let start = match resumes {
-                    Some((_, number)) => Start::Resume(number),
-                    None => Start::Snapshot(state.last()),
+                    Some((_, number)) => ReplicationStart::Resume(number),
+                    None => ReplicationStart::Snapshot(state.last()),
                 };
                 let next = match start {
-                    Start::Resume(number) | Start::Snapshot(number) => number + 1,
+                    ReplicationStart::Resume(number) | ReplicationStart::Snapshot(number) => number + 1,
                 };
                 let peer = member.address.parse().unwrap();
                 lead.sessions.retain(|_, it| it.peer != peer);
                 let state = resumes.is_none().then(|| state.parts());
-                let session = Session { member, peer, state, next, joined: false, sent_at: clock };
+                let session = SimulatedSession { member, peer, state, next, joined: false, sent_at: clock };
                 lead.sessions.insert(connection, session);
                 match resumes {
                     Some(_) => self.resumed += 1,
                     None => self.copied += 1,
                 }
                 let mut bytes = Vec::new();
-                frame::write(&Frame::Welcome { term, start }, &mut bytes);
+                frame::write(&ReplicationFrame::Welcome { term, start }, &mut bytes);
                 self.send(connection, at, peer, false, bytes);
-                self.feed(at, clock);
+                self.send_updates(at, clock);
             }
-            Frame::Acknowledged(number) => {
+            ReplicationFrame::Acknowledged(number) => {
                 let Some(session) = lead.sessions.get_mut(&connection) else { return };
                 if std::mem::replace(&mut session.joined, true) {
                     if !lead.quorum.acknowledge(&session.member, number, clock) {
@@ -118,7 +119,7 @@ impl World {
                         lead.sessions.remove(&connection);
                     }
                 } else {
-                    let last = master.kept.current.last();
+                    let last = master.replica.current.last();
                     lead.quorum.join(&session.member, number, last, clock);
                 }
                 self.step(at);
@@ -130,7 +131,7 @@ impl World {
     pub(crate) fn follow(&mut self, at: usize, clock: Duration) {
         let number = self.number();
         let master = &mut self.masters[at];
-        if master.link.as_ref().is_some_and(|it| clock > it.heard + PATIENCE) {
+        if master.link.as_ref().is_some_and(|it| clock > it.last_heard_at + SILENCE_TIMEOUT) {
             master.link = None;
         }
         let Some(leader) = master.elector.leader() else { return };
@@ -138,26 +139,29 @@ impl World {
             return;
         }
         let (to, term) = (leader.replication.as_ref().unwrap().parse().unwrap(), leader.term);
-        let has = master.kept.current.position().filter(|_| master.kept.follows);
-        let follower = Follower::new(term, has);
-        master.kept.loading = None;
-        master.link = Some(Link { id: number, leader: to, term, follower, heard: clock });
+        let has = master.replica.current.position().filter(|_| master.replica.accepts_records);
+        let follower = ReplicationFollower::new(term, has);
+        master.replica.loading = None;
+        master.link = Some(SimulatedLink { id: number, leader: to, term, follower, last_heard_at: clock });
         let mut bytes = Vec::new();
-        frame::write(&Frame::Hello { member: master.me.clone(), term, has }, &mut bytes);
+        frame::write(
+            &ReplicationFrame::Hello { member: master.member.clone(), term, last_record: has },
+            &mut bytes,
+        );
         self.send(number, at, to, true, bytes);
     }
 
-    fn heard_by_follower(&mut self, connection: u64, at: usize, frame: Frame<'_>) {
+    fn deliver_to_follower(&mut self, connection: u64, at: usize, frame: ReplicationFrame<'_>) {
         let clock = self.masters[at].clock(self.now);
         let master = &mut self.masters[at];
-        let kept: &mut Kept = &mut master.kept;
+        let kept: &mut SimulatedReplica = &mut master.replica;
         let Some(link) = master.link.as_mut().filter(|it| it.id == connection) else { return };
-        link.heard = clock;
-        match link.follower.take(frame, kept) {
+        link.last_heard_at = clock;
+        match link.follower.handle_frame(frame, kept) {
             Ok(None) => {}
             Ok(Some(number)) => {
                 let (leader, mut bytes) = (link.leader, Vec::new());
-                frame::write(&Frame::Acknowledged(number), &mut bytes);
+                frame::write(&ReplicationFrame::Acknowledged(number), &mut bytes);
                 self.send(connection, at, leader, true, bytes);
             }
             // A connection that lost its beginning to a cut.

@@ -6,8 +6,8 @@ use mooncake_wire::rpc::{
     BatchRemove, BatchRemoveArguments, ClientArguments, ClientKeyArguments, CopyEnd, CopyRevoke, CopyStart,
     CopyStartArguments, CopyTaskArguments, CreateCopyTask, CreateMoveTask, EvictDiskArguments,
     EvictDiskReplica, ExistKey, FetchTasks, FetchTasksArguments, GetReplicaList, GetReplicaListByRegex,
-    KeysArguments, MountArguments, MountLocalDiskSegment, MountSegment, MoveEnd, MoveRevoke, MoveStart,
-    MoveStartArguments, MoveTaskArguments, OffloadObjectHeartbeat, OffloadingArguments, Outcome, Ping,
+    KeysArguments, MasterResult, MountArguments, MountLocalDiskSegment, MountSegment, MoveEnd, MoveRevoke,
+    MoveStart, MoveStartArguments, MoveTaskArguments, OffloadObjectHeartbeat, OffloadingArguments, Ping,
     PollRemoveAll, PutEnd, PutEndArguments, PutRevoke, PutRevokeArguments, PutStart, PutStartArguments,
     QuerySegmentStatus, QueryTask, ReMountSegment, RemountArguments, Remove, RemoveAll, RemoveAllArguments,
     RemoveArguments, RemoveByRegex, SegmentNameArguments, TaskArguments, UnmountArguments, UnmountSegment,
@@ -15,16 +15,16 @@ use mooncake_wire::rpc::{
 };
 use mooncake_wire::types::{DEFAULT_TENANT, ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
 
-use crate::caller::{Connection, key};
+use crate::caller::{TestRpcConnection, key};
 
 const NODE: Uuid = Uuid { first: 11, second: 12 };
 const OTHER: Uuid = Uuid { first: 21, second: 22 };
 
-pub(super) fn code<T: std::fmt::Debug>(outcome: &Outcome<T>) -> String {
+pub(super) fn code<T: std::fmt::Debug>(outcome: &MasterResult<T>) -> String {
     outcome.as_ref().map_or_else(ToString::to_string, |_| "ok".to_owned())
 }
 
-pub(super) fn codes<T: std::fmt::Debug>(outcomes: &[Outcome<T>]) -> String {
+pub(super) fn codes<T: std::fmt::Debug>(outcomes: &[MasterResult<T>]) -> String {
     outcomes.iter().map(code).collect::<Vec<_>>().join(" ")
 }
 
@@ -52,52 +52,53 @@ pub(super) fn remove(key: &str, force: bool) -> RemoveArguments<&str> {
 }
 
 /// Calls a master and notes how.
-pub(super) struct Notes {
-    pub(super) to: Connection,
-    pub(super) notes: Vec<String>,
+pub(super) struct CallTranscript {
+    pub(super) connection: TestRpcConnection,
+    pub(super) lines: Vec<String>,
 }
 
 /// `note!(notes, Method, arguments)` for single calls, `note!(notes, all Method, arguments)` for batches.
 macro_rules! note {
     ($notes:ident, $method:ident, $arguments:expr) => {{
-        let reply = $notes.to.call::<$method>(&$arguments).await;
+        let reply = $notes.connection.call::<$method>(&$arguments).await;
         let line = format!("{} {}: {}", line!(), stringify!($method), code(&reply));
-        $notes.notes.push(line);
+        $notes.lines.push(line);
         reply
     }};
     ($notes:ident, all $method:ident, $arguments:expr) => {{
-        let reply = $notes.to.call::<$method>(&$arguments).await;
-        let line = format!("{} {}: {}", line!(), stringify!($method), codes(&reply));
-        $notes.notes.push(line);
-        reply
+        let response = $notes.connection.call::<$method>(&$arguments).await;
+        let line = format!("{} {}: {}", line!(), stringify!($method), codes(&response));
+        $notes.lines.push(line);
+        response
     }};
 }
 
 pub(super) use note;
 
 /// How every call of a long history ends.
-pub(super) async fn notes(address: &str) -> Vec<String> {
-    let mut notes = Notes { to: Connection::at(address).await, notes: Vec::new() };
+pub(super) async fn transcript(address: &str) -> Vec<String> {
+    let mut notes =
+        CallTranscript { connection: TestRpcConnection::connect(address).await, lines: Vec::new() };
     nodes(&mut notes).await;
     single(&mut notes).await;
     batches(&mut notes).await;
     transfers(&mut notes).await;
     removals(&mut notes).await;
-    notes.notes
+    notes.lines
 }
 
-async fn nodes(notes: &mut Notes) {
+async fn nodes(notes: &mut CallTranscript) {
     let ping = note!(notes, Ping, ClientArguments { client_id: NODE });
-    notes.notes.push(format!("{ping:?}"));
+    notes.lines.push(format!("{ping:?}"));
     note!(notes, MountSegment, MountArguments { segment: segment(1, 64 << 20), client_id: NODE }).ok();
     note!(notes, MountSegment, MountArguments { segment: segment(1, 64 << 20), client_id: NODE }).ok();
     note!(notes, MountSegment, MountArguments { segment: segment(2, 0), client_id: NODE }).ok();
     let ping = note!(notes, Ping, ClientArguments { client_id: NODE });
-    notes.notes.push(format!("{ping:?}"));
+    notes.lines.push(format!("{ping:?}"));
     note!(notes, ReMountSegment, RemountArguments { segments: vec![segment(1, 64 << 20)], client_id: NODE })
         .ok();
     let ping = note!(notes, Ping, ClientArguments { client_id: NODE });
-    notes.notes.push(format!("{ping:?}"));
+    notes.lines.push(format!("{ping:?}"));
     note!(notes, QuerySegmentStatus, SegmentNameArguments { name: "127.0.0.1:12001" }).ok();
     note!(notes, QuerySegmentStatus, SegmentNameArguments { name: "nobody" }).ok();
     note!(notes, UnmountSegment, UnmountArguments { segment_id: OTHER, client_id: NODE }).ok();
@@ -108,7 +109,7 @@ async fn nodes(notes: &mut Notes) {
     note!(notes, OffloadObjectHeartbeat, offloading).ok();
 }
 
-async fn single(notes: &mut Notes) {
+async fn single(notes: &mut CallTranscript) {
     note!(notes, ExistKey, key("k")).ok();
     note!(notes, PutStart, start(NODE, "", 1)).ok();
     note!(notes, PutStart, start(NODE, "k", 0)).ok();
@@ -141,7 +142,7 @@ async fn single(notes: &mut Notes) {
     note!(notes, GetReplicaListByRegex, key("(")).ok();
 }
 
-async fn batches(notes: &mut Notes) {
+async fn batches(notes: &mut CallTranscript) {
     let (config, tenant) = (ReplicateConfig::default(), DEFAULT_TENANT);
     let batch = BatchPutStartArguments {
         client_id: NODE,
@@ -157,8 +158,8 @@ async fn batches(notes: &mut Notes) {
     let ends = BatchPutEndArguments { client_id: NODE, objects, replica_type: ReplicaType::ALL, tenant };
     note!(notes, all BatchPutEnd, ends);
     let asked = KeysArguments { keys: vec!["b1", "b2", "b3", "k", ""], tenant };
-    let found = note!(notes, all BatchExistKey, asked);
-    notes.notes.push(format!("{found:?}"));
+    let key_value = note!(notes, all BatchExistKey, asked);
+    notes.lines.push(format!("{key_value:?}"));
     note!(notes, all BatchGetReplicaList, asked);
     let revoked = BatchPutRevokeArguments {
         client_id: NODE,
@@ -175,7 +176,7 @@ async fn batches(notes: &mut Notes) {
     note!(notes, all BatchEvictDiskReplica, evicted);
 }
 
-async fn transfers(notes: &mut Notes) {
+async fn transfers(notes: &mut CallTranscript) {
     let (tenant, source, target) = (DEFAULT_TENANT, "127.0.0.1:12001", "127.0.0.1:12002");
     let copy = |key, targets| CopyStartArguments { client_id: NODE, key, tenant, source, targets };
     let work = |key| ClientKeyArguments { client_id: NODE, key, tenant };
@@ -223,10 +224,10 @@ async fn transfers(notes: &mut Notes) {
     }
     note!(notes, QueryTask, TaskArguments { task_id: OTHER }).ok();
     let fetched = note!(notes, FetchTasks, FetchTasksArguments { client_id: NODE, limit: 16 });
-    notes.notes.push(format!("{:?}", fetched.map(|tasks| tasks.len())));
+    notes.lines.push(format!("{:?}", fetched.map(|tasks| tasks.len())));
 }
 
-async fn removals(notes: &mut Notes) {
+async fn removals(notes: &mut CallTranscript) {
     let tenant = DEFAULT_TENANT;
     note!(notes, Remove, remove("u", false)).ok();
     note!(notes, Remove, remove("u", true)).ok();
@@ -234,9 +235,9 @@ async fn removals(notes: &mut Notes) {
     note!(notes, all BatchRemove, BatchRemoveArguments { keys: vec!["b1", "nope"], force: false, tenant });
     note!(notes, RemoveByRegex, remove("(", false)).ok();
     let removed = note!(notes, RemoveByRegex, remove("^b", true));
-    notes.notes.push(format!("{removed:?}"));
-    let removed = notes.to.call::<RemoveAll>(&RemoveAllArguments { force: true, tenant }).await;
-    notes.notes.push(format!("RemoveAll: {removed}"));
+    notes.lines.push(format!("{removed:?}"));
+    let removed = notes.connection.call::<RemoveAll>(&RemoveAllArguments { force: true, tenant }).await;
+    notes.lines.push(format!("RemoveAll: {removed}"));
     let segment_id = segment(1, 0).id;
     note!(notes, UnmountSegment, UnmountArguments { segment_id, client_id: OTHER }).ok();
     note!(notes, UnmountSegment, UnmountArguments { segment_id, client_id: NODE }).ok();

@@ -5,20 +5,20 @@ use std::time::Duration;
 use mooncake_wire::rpc::{
     BatchEvictDiskArguments, BatchEvictDiskReplica, ClientArguments, ClientKeyArguments, CopyRevoke,
     CopyStart, CopyStartArguments, EvictDiskArguments, EvictDiskReplica, ExistKey, GetReplicaList,
-    MountArguments, MountLocalDiskSegment, MountSegment, MoveRevoke, MoveStart, MoveStartArguments,
-    NotifyOffloadSuccess, NotifyPromotionFailure, NotifyPromotionSuccess, OffloadObjectHeartbeat,
-    OffloadedArguments, OffloadingArguments, Outcome, Ping, PollRemoveAll, PromotionAllocStart,
-    PromotionArguments, PromotionObjectHeartbeat, PutEnd, PutStart, ReMountSegment, RemountArguments, Remove,
-    RemoveAll, RemoveAllArguments, ReportSsdCapacity, SsdCapacityArguments, UnmountArguments,
-    UnmountLocalDiskSegment, UnmountSegment, UpsertEnd, UpsertStart,
+    MasterResult, MountArguments, MountLocalDiskSegment, MountSegment, MoveRevoke, MoveStart,
+    MoveStartArguments, NotifyOffloadSuccess, NotifyPromotionFailure, NotifyPromotionSuccess,
+    OffloadObjectHeartbeat, OffloadedArguments, OffloadingArguments, Ping, PollRemoveAll,
+    PromotionAllocStart, PromotionArguments, PromotionObjectHeartbeat, PutEnd, PutStart, ReMountSegment,
+    RemountArguments, Remove, RemoveAll, RemoveAllArguments, ReportSsdCapacity, SsdCapacityArguments,
+    UnmountArguments, UnmountLocalDiskSegment, UnmountSegment, UpsertEnd, UpsertStart,
 };
 use mooncake_wire::types::{
-    DEFAULT_TENANT, OffloadTask, OffloadTasks, ReplicaMedium, ReplicaType, StoredObject, Uuid,
+    DEFAULT_TENANT, OffloadTask, OffloadTasks, ReplicaMedium, ReplicaType, StorageObjectMetadata, Uuid,
 };
-use moongate_kvcore::{DiskTier, Settings};
+use moongate_kvcore::{DiskTierOptions, MasterCoreOptions};
 
-use super::codes::{Notes, code, codes, end, note, remove, segment, start};
-use crate::caller::{self, Connection, key, ours_with};
+use super::codes::{CallTranscript, code, codes, end, note, remove, segment, start};
+use crate::caller::{self, TestRpcConnection, key, start_http_master_with};
 use crate::world::{self, NEWEST, RealMaster};
 
 const NODE: Uuid = Uuid { first: 11, second: 12 };
@@ -32,7 +32,7 @@ fn task(key: &str, size: i64) -> OffloadTask<&str> {
 }
 
 fn offloaded<'a>(client_id: Uuid, objects: &[(&'a str, i64)]) -> OffloadedArguments<&'a str> {
-    let stored = |(key, size): &(&'a str, i64)| StoredObject {
+    let stored = |(key, size): &(&'a str, i64)| StorageObjectMetadata {
         bucket_id: 1,
         offset: 0,
         key_size: key.len() as i64,
@@ -60,7 +60,7 @@ fn copy(key: &str) -> CopyStartArguments<&str> {
     CopyStartArguments { client_id: NODE, key, tenant: DEFAULT_TENANT, source, targets }
 }
 
-fn keys_of(tasks: &Outcome<OffloadTasks<String>>) -> String {
+fn keys_of(tasks: &MasterResult<OffloadTasks<String>>) -> String {
     let Ok(OffloadTasks(tasks)) = tasks else { return String::new() };
     let mut keys: Vec<String> =
         tasks.iter().map(|it| format!("{}/{}/{}", it.tenant_id, it.key, it.size)).collect();
@@ -68,22 +68,23 @@ fn keys_of(tasks: &Outcome<OffloadTasks<String>>) -> String {
     keys.join(" ")
 }
 
-impl Notes {
+impl CallTranscript {
     fn add(&mut self, text: String) {
-        self.notes.push(text);
+        self.lines.push(text);
     }
 
     async fn put(&mut self, key: &str, size: u64) -> bool {
         let mut start = start(NODE, key, size);
         start.config.preferred_segment = FIRST;
-        let started = self.to.call::<PutStart>(&start).await;
-        let ended = if started.is_ok() { self.to.call::<PutEnd>(&end(NODE, key)).await } else { Ok(()) };
+        let started = self.connection.call::<PutStart>(&start).await;
+        let ended =
+            if started.is_ok() { self.connection.call::<PutEnd>(&end(NODE, key)).await } else { Ok(()) };
         started.is_ok() && ended.is_ok()
     }
 
     /// What kinds of replicas a reader is told of.
     async fn kinds(&mut self, what: &str, name: &str) {
-        let found = self.to.call::<GetReplicaList>(&key(name)).await;
+        let found = self.connection.call::<GetReplicaList>(&key(name)).await;
         let kind = |it: &ReplicaMedium<String>| match it {
             ReplicaMedium::Memory(it) => format!("memory {}", it.size),
             ReplicaMedium::LocalDisk(it) => {
@@ -102,24 +103,26 @@ impl Notes {
 
     /// A heartbeat.
     async fn live(&mut self) {
-        self.to.call::<Ping>(&ClientArguments { client_id: NODE }).await.unwrap();
+        self.connection.call::<Ping>(&ClientArguments { client_id: NODE }).await.unwrap();
     }
 
     async fn fetched(&mut self, what: &str) -> OffloadTasks<String> {
         let arguments = OffloadingArguments { client_id: NODE, enable_offloading: true };
-        let tasks = self.to.call::<OffloadObjectHeartbeat>(&arguments).await;
+        let tasks = self.connection.call::<OffloadObjectHeartbeat>(&arguments).await;
         self.add(format!("{what}: offload {} [{}]", code(&tasks), keys_of(&tasks)));
         tasks.unwrap_or_default()
     }
 
     async fn promotions(&mut self, what: &str) {
-        let tasks = self.to.call::<PromotionObjectHeartbeat>(&ClientArguments { client_id: NODE }).await;
+        let tasks =
+            self.connection.call::<PromotionObjectHeartbeat>(&ClientArguments { client_id: NODE }).await;
         self.add(format!("{what}: promote {} [{}]", code(&tasks), keys_of(&tasks)));
     }
 }
 
-async fn mounted(address: &str) -> Notes {
-    let mut notes = Notes { to: Connection::at(address).await, notes: Vec::new() };
+async fn mounted(address: &str) -> CallTranscript {
+    let mut notes =
+        CallTranscript { connection: TestRpcConnection::connect(address).await, lines: Vec::new() };
     let notes_ref = &mut notes;
     for number in [1, 2] {
         let segment = segment(number, 16 * MIB);
@@ -131,7 +134,7 @@ async fn mounted(address: &str) -> Notes {
     notes
 }
 
-async fn mount_disk(notes: &mut Notes) {
+async fn mount_disk(notes: &mut CallTranscript) {
     let offloading = |client_id| OffloadingArguments { client_id, enable_offloading: true };
     note!(notes, OffloadObjectHeartbeat, offloading(NODE)).ok();
     note!(notes, PromotionObjectHeartbeat, ClientArguments { client_id: NODE }).ok();
@@ -207,7 +210,7 @@ async fn at_once(address: &str) -> Vec<String> {
     notes.kinds("without a disk", "c").await;
     note!(notes, OffloadObjectHeartbeat, OffloadingArguments { client_id: NODE, enable_offloading: true })
         .ok();
-    std::mem::take(&mut notes.notes)
+    std::mem::take(&mut notes.lines)
 }
 
 /// With copies when there is no room any more, and back when they are read.
@@ -225,7 +228,7 @@ async fn on_evict(address: &str) -> Vec<String> {
     let is_in_time = async {
         while fetched.is_empty() {
             notes.live().await;
-            let tasks = notes.to.call::<OffloadObjectHeartbeat>(&offloading).await.unwrap();
+            let tasks = notes.connection.call::<OffloadObjectHeartbeat>(&offloading).await.unwrap();
             fetched = tasks.0;
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -246,7 +249,7 @@ async fn on_evict(address: &str) -> Vec<String> {
                 notes.put(&format!("more{round}-{number}"), MIB).await;
             }
             round += 1;
-            let list = notes.to.call::<GetReplicaList>(&key("k0")).await;
+            let list = notes.connection.call::<GetReplicaList>(&key("k0")).await;
             let only_disk = |list: &mooncake_wire::types::ReplicaList<String>| {
                 list.replicas.iter().all(|it| matches!(it.medium, ReplicaMedium::LocalDisk(_)))
             };
@@ -271,7 +274,7 @@ async fn on_evict(address: &str) -> Vec<String> {
     .ok();
     note!(notes, MoveRevoke, named(NODE, "k0")).ok();
     note!(notes, PutStart, start(OTHER, "k0", MIB)).ok();
-    std::mem::take(&mut notes.notes)
+    std::mem::take(&mut notes.lines)
 }
 
 async fn promoted(address: &str) -> Vec<String> {
@@ -307,7 +310,8 @@ async fn promoted(address: &str) -> Vec<String> {
     }
     let mut told = Vec::new();
     for _ in 0..3 {
-        let tasks = notes.to.call::<PromotionObjectHeartbeat>(&ClientArguments { client_id: NODE }).await;
+        let tasks =
+            notes.connection.call::<PromotionObjectHeartbeat>(&ClientArguments { client_id: NODE }).await;
         told.push(keys_of(&tasks));
     }
     told.sort();
@@ -320,13 +324,14 @@ async fn promoted(address: &str) -> Vec<String> {
     notes.kinds("not promoted", "y").await;
     note!(notes, Remove, remove("z", true)).ok();
     note!(notes, NotifyPromotionSuccess, named(NODE, "z")).ok();
-    let all = notes.to.call::<RemoveAll>(&RemoveAllArguments { force: true, tenant: DEFAULT_TENANT }).await;
+    let all =
+        notes.connection.call::<RemoveAll>(&RemoveAllArguments { force: true, tenant: DEFAULT_TENANT }).await;
     notes.add(format!("removed {all}"));
     for _ in 0..2 {
-        let polled = notes.to.call::<PollRemoveAll>(&ClientArguments { client_id: NODE }).await;
+        let polled = notes.connection.call::<PollRemoveAll>(&ClientArguments { client_id: NODE }).await;
         notes.add(format!("{polled:?}"));
     }
-    std::mem::take(&mut notes.notes)
+    std::mem::take(&mut notes.lines)
 }
 
 fn differences(expected: &[String], found: &[String]) -> Vec<String> {
@@ -339,8 +344,13 @@ fn differences(expected: &[String], found: &[String]) -> Vec<String> {
 macro_rules! same {
     ($calls:ident, $flags:expr, $tier:expr) => {{
         let real = RealMaster::start_with(NEWEST, $flags).await;
-        let core = Settings { lease_ttl_ms: 500, ramp_ms: 0, disks: Some($tier), ..Settings::default() };
-        let ours = ours_with(None, core).await;
+        let core = MasterCoreOptions {
+            lease_ttl_ms: 500,
+            ramp_ms: 0,
+            disks: Some($tier),
+            ..MasterCoreOptions::default()
+        };
+        let ours = start_http_master_with(None, core).await;
         let expected = $calls(&real.rpc).await;
         let found = $calls(&ours.rpc).await;
         let differ = differences(&expected, &found);
@@ -350,18 +360,18 @@ macro_rules! same {
 
 #[tokio::test]
 async fn objects_go_to_disks_at_once_alike() {
-    same!(at_once, &["--enable_offload", "--default_kv_lease_ttl=500"], DiskTier::default());
+    same!(at_once, &["--enable_offload", "--default_kv_lease_ttl=500"], DiskTierOptions::default());
 }
 
 #[tokio::test]
 async fn objects_go_to_disks_when_evicted_alike() {
-    let tier = DiskTier { on_evict: true, ..DiskTier::default() };
+    let tier = DiskTierOptions { on_evict: true, ..DiskTierOptions::default() };
     same!(on_evict, &["--enable_offload", "--offload_on_evict", "--default_kv_lease_ttl=500"], tier);
 }
 
 #[tokio::test]
 async fn objects_come_back_when_read_alike() {
-    let tier = DiskTier { promote_on_hit: true, ..DiskTier::default() };
+    let tier = DiskTierOptions { promote_on_hit: true, ..DiskTierOptions::default() };
     same!(promoted, &["--enable_offload", "--promotion_on_hit", "--default_kv_lease_ttl=500"], tier);
 }
 
@@ -369,12 +379,18 @@ async fn objects_come_back_when_read_alike() {
 async fn a_client_with_a_disk_finds_the_same() {
     const FLAGS: &[&str] =
         &["--enable_offload", "--offload_on_evict", "--promotion_on_hit", "--default_kv_lease_ttl=500"];
-    let tier = DiskTier { on_evict: true, promote_on_hit: true, ..DiskTier::default() };
-    let core = Settings { lease_ttl_ms: 500, ramp_ms: 0, disks: Some(tier), ..Settings::default() };
-    let (real, ours) = (RealMaster::start_with(NEWEST, FLAGS).await, ours_with(None, core).await);
+    let tier = DiskTierOptions { on_evict: true, promote_on_hit: true, ..DiskTierOptions::default() };
+    let core = MasterCoreOptions {
+        lease_ttl_ms: 500,
+        ramp_ms: 0,
+        disks: Some(tier),
+        ..MasterCoreOptions::default()
+    };
+    let (real, ours) =
+        (RealMaster::start_with(NEWEST, FLAGS).await, start_http_master_with(None, core).await);
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let expected = world::disks(NEWEST, &real.rpc, &real.admin, folders[0].path()).await;
-    let found = world::disks(NEWEST, &ours.rpc, &ours.faces.admin.to_string(), folders[1].path()).await;
+    let found = world::disks(NEWEST, &ours.rpc, &ours.services.admin.to_string(), folders[1].path()).await;
     assert!(expected.iter().any(|line| line == "it is brought back: True"), "{expected:?}");
     let differ = differences(&expected, &found);
     assert!(differ.is_empty(), "Mooncake's and ours:\n{}", differ.join("\n"));

@@ -5,14 +5,14 @@ mod disks;
 
 use bytes::BytesMut;
 use mooncake_wire::Dialect;
-use mooncake_wire::rpc::Method;
+use mooncake_wire::rpc::RpcMethod;
 use tokio::io::AsyncWriteExt as _;
 
-use crate::caller::{self, Connection, started};
+use crate::caller::{self, TestRpcConnection, start_master};
 use crate::world::{NEWEST, RealMaster};
 
 /// Calls that end otherwise here, by what Mooncake's master answers.
-const OTHERWISE: &[&str] = &[
+const EXPECTED_DIFFERENCES: &[&str] = &[
     // A node that has mounted is known: it need not do it again.
     "ClientStatus(2)",
     // Nobody takes another's memory away.
@@ -20,20 +20,20 @@ const OTHERWISE: &[&str] = &[
 ];
 
 /// What a master answers to the simplest form of every request.
-async fn answers(address: &str) -> Vec<(Method, u8, Vec<u8>)> {
-    let mut connection = Connection::at(address).await;
+async fn minimal_replies(address: &str) -> Vec<(RpcMethod, u8, Vec<u8>)> {
+    let mut connection = TestRpcConnection::connect(address).await;
     let mut answers = Vec::new();
-    for method in Method::ALL {
-        let request: BytesMut = caller::simplest(*method, Dialect::NEWEST);
+    for method in RpcMethod::ALL {
+        let request: BytesMut = caller::minimal_request(*method, Dialect::NEWEST);
         connection.stream.write_all(&request).await.unwrap();
         let (header, body) = connection.response().await.unwrap();
-        answers.push((*method, header.error, plain(&body)));
+        answers.push((*method, header.error, strip_debug_type(&body)));
     }
     answers
 }
 
 /// The reply's value: builds of Mooncake for debugging send its type along.
-fn plain(body: &[u8]) -> Vec<u8> {
+fn strip_debug_type(body: &[u8]) -> Vec<u8> {
     let mut plain = body.to_vec();
     if let [head @ .., meta] = &mut plain[..5]
         && head[0] & 1 == 1
@@ -53,9 +53,9 @@ fn plain(body: &[u8]) -> Vec<u8> {
 #[tokio::test]
 async fn simple_calls_are_answered_alike() {
     let real = RealMaster::start(NEWEST).await;
-    let ours = started();
-    let expected = answers(&real.rpc).await;
-    let found = answers(&ours.rpc.address().to_string()).await;
+    let ours = start_master();
+    let expected = minimal_replies(&real.rpc).await;
+    let found = minimal_replies(&ours.rpc.address().to_string()).await;
     let differ: Vec<_> = expected
         .iter()
         .zip(&found)
@@ -68,12 +68,12 @@ async fn simple_calls_are_answered_alike() {
 #[tokio::test]
 async fn a_history_of_calls_ends_alike() {
     let real = RealMaster::start(NEWEST).await;
-    let ours = started();
-    let expected = codes::notes(&real.rpc).await;
-    let found = codes::notes(&ours.rpc.address().to_string()).await;
+    let ours = start_master();
+    let expected = codes::transcript(&real.rpc).await;
+    let found = codes::transcript(&ours.rpc.address().to_string()).await;
     assert_eq!(expected.len(), found.len());
     let differ = expected.iter().zip(&found).filter(|(expected, found)| expected != found);
-    let is_known = |expected: &str| OTHERWISE.iter().any(|known| expected.contains(known));
+    let is_known = |expected: &str| EXPECTED_DIFFERENCES.iter().any(|known| expected.contains(known));
     let differ = differ.filter(|(expected, _)| !is_known(expected));
     let differ: Vec<_> = differ.map(|(expected, found)| format!("{expected}   {found}")).collect();
     assert!(differ.is_empty(), "Mooncake's and ours:\n{}", differ.join("\n"));

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use super::HEADER;
 use crate::checksum::Crc32c;
-use crate::region::Region;
+use crate::region::MappedRegion;
 
 /// Bytes of a slot: its seal, the slot that follows in the chain, and a part of the record.
 pub(super) const SLOT: u64 = 64;
@@ -36,7 +36,7 @@ pub(super) enum ChainRead {
 
 #[derive(Debug)]
 pub(super) struct ObjectSlots {
-    pub(super) memory: Region,
+    pub(super) memory: MappedRegion,
     pub(super) slots: u64,
 }
 
@@ -98,12 +98,12 @@ impl ObjectSlots {
         match seal & MARK {
             _ if seal == 0 => ChainRead::Free,
             TAIL => ChainRead::Tail((seal >> 32) as u32),
-            HEAD => self.follow(head, seal).unwrap_or(ChainRead::Damaged),
+            HEAD => self.read_chain(head, seal).unwrap_or(ChainRead::Damaged),
             _ => ChainRead::Damaged,
         }
     }
 
-    fn follow(&self, head: u32, seal: u64) -> Option<ChainRead> {
+    fn read_chain(&self, head: u32, seal: u64) -> Option<ChainRead> {
         let (mut chain, mut payload) = (Vec::with_capacity(2), Vec::with_capacity(2 * PAYLOAD));
         let (mut slot, mut crc) = (head, Crc32c::new());
         loop {
@@ -139,10 +139,13 @@ fn sum(crc: &mut Crc32c, slot: u32, seal: Option<u64>, next: u64, part: &[u8; PA
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Pages;
+    use crate::PageMode;
 
     fn slots() -> ObjectSlots {
-        ObjectSlots { memory: Region::anonymous(HEADER + 8 * SLOT, Pages::Normal).unwrap(), slots: 8 }
+        ObjectSlots {
+            memory: MappedRegion::anonymous(HEADER + 8 * SLOT, PageMode::Normal).unwrap(),
+            slots: 8,
+        }
     }
 
     fn payload(length: usize) -> Vec<u8> {

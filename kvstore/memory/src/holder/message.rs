@@ -16,7 +16,7 @@ use rustix::net::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::Pages;
+use crate::PageMode;
 
 /// Longest packet in bytes: the names of all that can be kept.
 const MAX_PACKET: usize = 16 << 10;
@@ -25,8 +25,8 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Request {
-    Memory { name: String, len: u64, pages: PageKind },
+pub(super) enum HolderRequest {
+    Memory { name: String, len: u64, pages: WirePageMode },
     Listener { name: String, address: SocketAddr },
     Give { name: String, len: u64 },
     Forget { name: String },
@@ -35,7 +35,7 @@ pub(super) enum Request {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum PageKind {
+pub(super) enum WirePageMode {
     Normal,
     Transparent,
     Huge,
@@ -43,7 +43,7 @@ pub(super) enum PageKind {
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Answer {
+pub(super) enum HolderResponse {
     Kept { fresh: bool },
     Length { kept: u64 },
     Done,
@@ -51,36 +51,36 @@ pub(super) enum Answer {
     Refused { why: String },
 }
 
-impl From<Pages> for PageKind {
-    fn from(pages: Pages) -> Self {
+impl From<PageMode> for WirePageMode {
+    fn from(pages: PageMode) -> Self {
         match pages {
-            Pages::Normal => Self::Normal,
-            Pages::Transparent => Self::Transparent,
-            Pages::Huge => Self::Huge,
+            PageMode::Normal => Self::Normal,
+            PageMode::Transparent => Self::Transparent,
+            PageMode::Huge => Self::Huge,
         }
     }
 }
 
-impl From<PageKind> for Pages {
-    fn from(pages: PageKind) -> Self {
+impl From<WirePageMode> for PageMode {
+    fn from(pages: WirePageMode) -> Self {
         match pages {
-            PageKind::Normal => Self::Normal,
-            PageKind::Transparent => Self::Transparent,
-            PageKind::Huge => Self::Huge,
+            WirePageMode::Normal => Self::Normal,
+            WirePageMode::Transparent => Self::Transparent,
+            WirePageMode::Huge => Self::Huge,
         }
     }
 }
 
 /// A connection to the other side, who runs as the same user.
 #[derive(Debug)]
-pub(super) struct Socket(OwnedFd);
+pub(super) struct HolderSocket(OwnedFd);
 
 /// A Unix socket that keeps packets apart.
 pub(super) fn unix() -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
-impl Socket {
+impl HolderSocket {
     pub(super) fn connect(path: &Path) -> io::Result<Self> {
         let socket = unix()?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
@@ -146,34 +146,37 @@ mod tests {
     fn the_words_stay() {
         let words = [
             (
-                Request::Memory { name: "a".into(), len: 5, pages: PageKind::Huge },
+                HolderRequest::Memory { name: "a".into(), len: 5, pages: WirePageMode::Huge },
                 r#"{"memory":{"name":"a","len":5,"pages":"huge"}}"#,
             ),
             (
-                Request::Listener { name: "a".into(), address: ([127, 0, 0, 1], 80).into() },
+                HolderRequest::Listener { name: "a".into(), address: ([127, 0, 0, 1], 80).into() },
                 r#"{"listener":{"name":"a","address":"127.0.0.1:80"}}"#,
             ),
-            (Request::Give { name: "a".into(), len: 5 }, r#"{"give":{"name":"a","len":5}}"#),
-            (Request::Forget { name: "a".into() }, r#"{"forget":{"name":"a"}}"#),
-            (Request::Names, r#""names""#),
+            (HolderRequest::Give { name: "a".into(), len: 5 }, r#"{"give":{"name":"a","len":5}}"#),
+            (HolderRequest::Forget { name: "a".into() }, r#"{"forget":{"name":"a"}}"#),
+            (HolderRequest::Names, r#""names""#),
         ];
         for (request, text) in words {
             assert_eq!(serde_json::to_string(&request).unwrap(), text);
-            assert_eq!(serde_json::from_str::<Request>(text).unwrap(), request);
+            assert_eq!(serde_json::from_str::<HolderRequest>(text).unwrap(), request);
         }
         let words = [
-            (Answer::Kept { fresh: true }, r#"{"kept":{"fresh":true}}"#),
-            (Answer::Length { kept: 7 }, r#"{"length":{"kept":7}}"#),
-            (Answer::Done, r#""done""#),
-            (Answer::Names { names: vec!["a".into()] }, r#"{"names":{"names":["a"]}}"#),
-            (Answer::Refused { why: "x".into() }, r#"{"refused":{"why":"x"}}"#),
+            (HolderResponse::Kept { fresh: true }, r#"{"kept":{"fresh":true}}"#),
+            (HolderResponse::Length { kept: 7 }, r#"{"length":{"kept":7}}"#),
+            (HolderResponse::Done, r#""done""#),
+            (HolderResponse::Names { names: vec!["a".into()] }, r#"{"names":{"names":["a"]}}"#),
+            (HolderResponse::Refused { why: "x".into() }, r#"{"refused":{"why":"x"}}"#),
         ];
         for (answer, text) in words {
             assert_eq!(serde_json::to_string(&answer).unwrap(), text);
-            assert_eq!(serde_json::from_str::<Answer>(text).unwrap(), answer);
+            assert_eq!(serde_json::from_str::<HolderResponse>(text).unwrap(), answer);
         }
         // A later release may say more.
         let more = r#"{"kept":{"fresh":false,"since":"yesterday"}}"#;
-        assert_eq!(serde_json::from_str::<Answer>(more).unwrap(), Answer::Kept { fresh: false });
+        assert_eq!(
+            serde_json::from_str::<HolderResponse>(more).unwrap(),
+            HolderResponse::Kept { fresh: false }
+        );
     }
 }

@@ -2,9 +2,9 @@
 
 use std::io;
 
-use super::Error;
+use super::LedgerError;
 use crate::checksum::Crc32c;
-use crate::region::{OutOfRange, Region};
+use crate::region::{MappedRegion, OutOfRangeError};
 
 /// Longest name of a segment in bytes.
 pub const MAX_NAME: usize = 1024;
@@ -17,7 +17,7 @@ const SEAL: usize = COPY - 4;
 
 /// A segment as the master and its clients know it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Identity {
+pub struct SegmentIdentity {
     /// The segment's id, as the master has it: two words.
     pub segment: [u64; 2],
     /// The id of the client that mounted it.
@@ -31,17 +31,17 @@ pub struct Identity {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Header {
+pub(super) struct LedgerHeader {
     /// Counts the changes: the highest is the newest.
     pub(super) generation: u64,
     /// Which start of the machine it was written in.
     pub(super) boot: u128,
-    pub(super) identity: Identity,
+    pub(super) identity: SegmentIdentity,
 }
 
-impl Header {
+impl LedgerHeader {
     /// The newest of the copies that are valid.
-    pub(super) fn read(memory: &Region) -> Result<Option<Self>, OutOfRange> {
+    pub(super) fn read(memory: &MappedRegion) -> Result<Option<Self>, OutOfRangeError> {
         let mut newest: Option<Self> = None;
         for copy in 0..2 {
             let mut bytes = [0; COPY];
@@ -56,20 +56,20 @@ impl Header {
     }
 
     /// Writes it over the older copy.
-    pub(super) fn write(&self, memory: &Region) -> Result<(), Error> {
+    pub(super) fn write(&self, memory: &MappedRegion) -> Result<(), LedgerError> {
         let bytes = self.encode()?;
         memory.write_at((self.generation % 2) * COPY as u64, &bytes)?;
         Ok(())
     }
 
-    pub(super) fn erase(memory: &Region) -> Result<(), OutOfRange> {
+    pub(super) fn erase(memory: &MappedRegion) -> Result<(), OutOfRangeError> {
         memory.write_at(0, &[0; 2 * COPY])
     }
 
-    fn encode(&self) -> Result<[u8; COPY], Error> {
-        let Identity { segment, client, name, base, size } = &self.identity;
+    fn encode(&self) -> Result<[u8; COPY], LedgerError> {
+        let SegmentIdentity { segment, client, name, base, size } = &self.identity;
         if name.len() > MAX_NAME {
-            return Err(Error::Name(name.len()));
+            return Err(LedgerError::Name(name.len()));
         }
         let mut bytes = Vec::with_capacity(COPY);
         bytes.extend(MAGIC);
@@ -82,7 +82,7 @@ impl Header {
         bytes.extend(name.as_bytes());
         bytes.resize(SEAL, 0);
         bytes.extend(Crc32c::of(&bytes).to_le_bytes());
-        <[u8; COPY]>::try_from(bytes).map_err(|_| Error::Io(io::ErrorKind::InvalidData.into()))
+        <[u8; COPY]>::try_from(bytes).map_err(|_| LedgerError::Io(io::ErrorKind::InvalidData.into()))
     }
 
     fn decode(bytes: &[u8; COPY]) -> Option<Self> {
@@ -99,7 +99,7 @@ impl Header {
         Some(Self {
             generation: word(16)?,
             boot: u128::from_le_bytes(body.get(72..NAME)?.try_into().ok()?),
-            identity: Identity {
+            identity: SegmentIdentity {
                 size: word(24)?,
                 base: word(32)?,
                 segment: [word(40)?, word(48)?],
@@ -119,53 +119,55 @@ pub(super) fn boot() -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Pages;
+    use crate::PageMode;
 
-    fn header(generation: u64) -> Header {
-        let identity = Identity {
+    fn header(generation: u64) -> LedgerHeader {
+        let identity = SegmentIdentity {
             segment: [1, 2],
             client: [3, u64::MAX],
             name: "10.0.0.7:12345".to_owned(),
             base: 0x1234_5000,
             size: 1 << 30,
         };
-        Header { generation, boot: boot(), identity }
+        LedgerHeader { generation, boot: boot(), identity }
     }
 
     #[test]
     fn the_newest_valid_copy_counts() {
-        let memory = Region::anonymous(4096, Pages::Normal).unwrap();
-        assert_eq!(Header::read(&memory).unwrap(), None);
+        let memory = MappedRegion::anonymous(4096, PageMode::Normal).unwrap();
+        assert_eq!(LedgerHeader::read(&memory).unwrap(), None);
         for generation in 1..5 {
             header(generation).write(&memory).unwrap();
-            assert_eq!(Header::read(&memory).unwrap(), Some(header(generation)));
+            assert_eq!(LedgerHeader::read(&memory).unwrap(), Some(header(generation)));
         }
         // A change that was cut short leaves the one before it.
         let next = header(5).encode().unwrap();
         for written in [1, 20, 100, 2047] {
             memory.write_at(COPY as u64, &next[..written]).unwrap();
-            assert_eq!(Header::read(&memory).unwrap(), Some(header(4)), "{written} bytes of the next");
+            assert_eq!(LedgerHeader::read(&memory).unwrap(), Some(header(4)), "{written} bytes of the next");
         }
-        Header::erase(&memory).unwrap();
-        assert_eq!(Header::read(&memory).unwrap(), None);
+        LedgerHeader::erase(&memory).unwrap();
+        assert_eq!(LedgerHeader::read(&memory).unwrap(), None);
     }
 
     #[test]
     fn any_changed_bit_is_noticed() {
         let good = header(1).encode().unwrap();
-        assert_eq!(Header::decode(&good), Some(header(1)));
+        assert_eq!(LedgerHeader::decode(&good), Some(header(1)));
         for bit in (0..COPY * 8).step_by(if cfg!(miri) { 997 } else { 1 }) {
             let mut bad = good;
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(Header::decode(&bad), None, "bit {bit}");
+            assert_eq!(LedgerHeader::decode(&bad), None, "bit {bit}");
         }
     }
 
     #[test]
     fn names_have_a_bound() {
-        let long =
-            |len| Header { identity: Identity { name: "n".repeat(len), ..Identity::default() }, ..header(1) };
-        assert_eq!(Header::decode(&long(MAX_NAME).encode().unwrap()), Some(long(MAX_NAME)));
+        let long = |len| LedgerHeader {
+            identity: SegmentIdentity { name: "n".repeat(len), ..SegmentIdentity::default() },
+            ..header(1)
+        };
+        assert_eq!(LedgerHeader::decode(&long(MAX_NAME).encode().unwrap()), Some(long(MAX_NAME)));
         assert!(long(MAX_NAME + 1).encode().is_err());
     }
 

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::slots::Record;
+use super::slots::LedgerRecord;
 use crate::checksum::combine;
 
 /// A part of the region that is whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry {
+pub struct LedgerEntry {
     /// Where it begins.
     pub offset: u64,
     /// Its length in bytes.
@@ -20,15 +20,15 @@ pub struct Entry {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Held {
-    entry: Entry,
+struct IndexedEntry {
+    entry: LedgerEntry,
     /// None when all were taken: then only this process knows of it.
     slot: Option<u64>,
 }
 
 /// A write under way.
 #[derive(Debug)]
-struct Write {
+struct PendingWrite {
     id: u64,
     offset: u64,
     len: u64,
@@ -38,28 +38,28 @@ struct Write {
 
 /// Entries never overlap each other, nor a write under way.
 #[derive(Debug)]
-pub(super) struct Index {
-    by_offset: BTreeMap<u64, Held>,
+pub(super) struct LedgerIndex {
+    by_offset: BTreeMap<u64, IndexedEntry>,
     bytes: u64,
     /// Slots that were in use before. They are taken first, so that memory of slots that are not needed is never touched.
     free: Vec<u64>,
     /// Slots after all that were ever in use.
     untouched: Range<u64>,
     /// As many as there are connections that write: few.
-    writes: Vec<Write>,
+    writes: Vec<PendingWrite>,
     next: u64,
 }
 
-impl Index {
+impl LedgerIndex {
     /// `records` are ordered and do not overlap.
-    pub(super) fn new(slots: u64, records: Vec<(u64, Record)>) -> Self {
+    pub(super) fn new(slots: u64, records: Vec<(u64, LedgerRecord)>) -> Self {
         let mut taken: Vec<u64> = records.iter().map(|(slot, _)| *slot).collect();
         taken.sort_unstable();
         let touched = taken.last().map_or(0, |last| last + 1);
         let free = (0..touched).filter(|slot| taken.binary_search(slot).is_err()).collect();
         let bytes = records.iter().map(|(_, record)| record.len).sum();
-        let held = |(slot, Record { offset, len, crc })| {
-            (offset, Held { entry: Entry { offset, len, crc, version: 0 }, slot: Some(slot) })
+        let held = |(slot, LedgerRecord { offset, len, crc })| {
+            (offset, IndexedEntry { entry: LedgerEntry { offset, len, crc, version: 0 }, slot: Some(slot) })
         };
         let by_offset = records.into_iter().map(held).collect();
         Self { by_offset, bytes, free, untouched: touched..slots, writes: Vec::new(), next: 0 }
@@ -73,7 +73,7 @@ impl Index {
         self.bytes
     }
 
-    fn overlapping(&self, offset: u64, len: u64) -> impl Iterator<Item = &Held> {
+    fn overlapping(&self, offset: u64, len: u64) -> impl Iterator<Item = &IndexedEntry> {
         let end = offset.saturating_add(len);
         // Entries do not overlap, so only the last one that begins before can reach in.
         let before = self.by_offset.range(..offset).next_back();
@@ -83,7 +83,7 @@ impl Index {
 
     /// Removes what overlaps, and gives how many entries that were, and their slots. They are in use until they come back through `give_back`.
     pub(super) fn remove(&mut self, offset: u64, len: u64) -> (usize, Vec<u64>) {
-        let found: Vec<Held> = self.overlapping(offset, len).copied().collect();
+        let found: Vec<IndexedEntry> = self.overlapping(offset, len).copied().collect();
         for held in &found {
             self.by_offset.remove(&held.entry.offset);
             self.bytes -= held.entry.len;
@@ -91,7 +91,7 @@ impl Index {
         (found.len(), found.into_iter().filter_map(|held| held.slot).collect())
     }
 
-    pub(super) fn give_back(&mut self, slots: &[u64]) {
+    pub(super) fn release_slots(&mut self, slots: &[u64]) {
         self.free.extend_from_slice(slots);
     }
 
@@ -106,7 +106,7 @@ impl Index {
             }
         }
         self.next += 1;
-        self.writes.push(Write { id: self.next, offset, len, overlapped });
+        self.writes.push(PendingWrite { id: self.next, offset, len, overlapped });
         self.next
     }
 
@@ -118,17 +118,17 @@ impl Index {
     }
 
     /// Enters a part that nothing overlaps, and gives the slot to write it to. None when all are taken: then it is entered here only.
-    pub(super) fn enter(&mut self, record: Record) -> Option<u64> {
+    pub(super) fn insert(&mut self, record: LedgerRecord) -> Option<u64> {
         let slot = self.free.pop().or_else(|| self.untouched.next());
         self.next += 1;
-        let Record { offset, len, crc } = record;
-        let entry = Entry { offset, len, crc, version: self.next };
-        self.by_offset.insert(offset, Held { entry, slot });
+        let LedgerRecord { offset, len, crc } = record;
+        let entry = LedgerEntry { offset, len, crc, version: self.next };
+        self.by_offset.insert(offset, IndexedEntry { entry, slot });
         self.bytes += len;
         slot
     }
 
-    pub(super) fn exact(&self, offset: u64, len: u64) -> Option<Entry> {
+    pub(super) fn exact(&self, offset: u64, len: u64) -> Option<LedgerEntry> {
         self.by_offset.get(&offset).map(|held| held.entry).filter(|entry| entry.len == len)
     }
 
@@ -153,7 +153,7 @@ impl Index {
     pub(super) fn exact_crc(&self, offset: u64, len: u64, as_of: u64) -> Option<u32> {
         let end = offset.checked_add(len)?;
         let (mut reached, mut crc) = (offset, 0);
-        for Held { entry, .. } in self.overlapping(offset, len) {
+        for IndexedEntry { entry, .. } in self.overlapping(offset, len) {
             if entry.offset != reached || entry.version > as_of {
                 return None;
             }
@@ -163,7 +163,7 @@ impl Index {
         (reached == end && len > 0).then_some(crc)
     }
 
-    pub(super) fn entries(&self, from: u64, most: usize) -> Vec<Entry> {
+    pub(super) fn entries(&self, from: u64, most: usize) -> Vec<LedgerEntry> {
         self.by_offset.range(from..).take(most).map(|(_, held)| held.entry).collect()
     }
 }

@@ -2,8 +2,8 @@
 
 use std::os::fd::AsFd;
 
-use super::{Error, Ledger};
-use crate::catalog::{Catalog, CatalogCounts, ObjectRecord, ObjectVersion};
+use super::{Ledger, LedgerError};
+use crate::catalog::{CatalogCounts, ObjectCatalog, ObjectRecord, ObjectVersion};
 
 /// What became of the record of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,11 +22,11 @@ impl Ledger {
     ///
     /// # Errors
     /// Errors of the file system.
-    pub fn open_catalog(&self, memory: impl AsFd) -> Result<CatalogCounts, Error> {
+    pub fn open_catalog(&self, memory: impl AsFd) -> Result<CatalogCounts, LedgerError> {
         let segment = self.identity().segment;
         let index = self.index.lock();
         let is_proven = |it: &ObjectRecord| index.exact_crc(it.offset, it.size, u64::MAX) == Some(it.crc);
-        let catalog = Catalog::open(memory, self.size, segment, is_proven)?;
+        let catalog = ObjectCatalog::open(memory, self.size, segment, is_proven)?;
         let counts = catalog.counts();
         if counts.damaged > 0 {
             tracing::warn!(
@@ -62,19 +62,19 @@ impl Ledger {
     pub fn drop_object(&self, offset: u64, version: ObjectVersion) -> bool {
         let mut catalog = self.catalog.lock();
         let Some(catalog) = catalog.as_mut() else { return false };
-        catalog.at(offset).is_some_and(|(known, _)| known <= version) && catalog.remove(offset, 1) > 0
+        catalog.version_at(offset).is_some_and(|(known, _)| known <= version) && catalog.remove(offset, 1) > 0
     }
 
     /// The highest epoch of a master that the catalog has records of; 0 if it has none.
     #[must_use]
     pub fn newest_epoch(&self) -> u64 {
-        self.catalog.lock().as_ref().map_or(0, Catalog::newest_epoch)
+        self.catalog.lock().as_ref().map_or(0, ObjectCatalog::newest_epoch)
     }
 
     /// The version and size of the object that is recorded at an offset.
     #[must_use]
     pub fn object_at(&self, offset: u64) -> Option<(ObjectVersion, u64)> {
-        self.catalog.lock().as_ref()?.at(offset)
+        self.catalog.lock().as_ref()?.version_at(offset)
     }
 
     /// Objects in the order of their offsets, at most `most` of them, from the first that begins at `from` or later.
@@ -86,6 +86,6 @@ impl Ledger {
     /// Numbers about the catalog. None if there is none.
     #[must_use]
     pub fn catalog_counts(&self) -> Option<CatalogCounts> {
-        self.catalog.lock().as_ref().map(Catalog::counts)
+        self.catalog.lock().as_ref().map(ObjectCatalog::counts)
     }
 }

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::HEADERS;
 use crate::checksum::Crc32c;
-use crate::region::Region;
+use crate::region::MappedRegion;
 
 /// Bytes of a slot.
 pub(super) const SLOT: u64 = 32;
@@ -17,13 +17,13 @@ const MARK: u64 = 0x6d6f_6f6e;
 
 /// A part of the region, and the CRC-32C of its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Record {
+pub(super) struct LedgerRecord {
     pub(super) offset: u64,
     pub(super) len: u64,
     pub(super) crc: u32,
 }
 
-impl Record {
+impl LedgerRecord {
     pub(super) fn lies_in(&self, size: u64) -> bool {
         self.len > 0 && self.offset.checked_add(self.len).is_some_and(|end| end <= size)
     }
@@ -35,22 +35,22 @@ impl Record {
 
 /// What a slot holds.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Slot {
+pub(super) enum LedgerSlot {
     Free,
-    Whole(Record),
+    Valid(LedgerRecord),
     /// Bits have changed: no process that died leaves a slot like this.
     Damaged,
 }
 
 #[derive(Debug)]
-pub(super) struct Table {
-    pub(super) memory: Region,
+pub(super) struct LedgerTable {
+    pub(super) memory: MappedRegion,
     slots: u64,
 }
 
-impl Table {
+impl LedgerTable {
     /// `memory` has room for the headers and so many slots.
-    pub(super) fn new(memory: Region, slots: u64) -> Self {
+    pub(super) fn new(memory: MappedRegion, slots: u64) -> Self {
         Self { memory, slots }
     }
 
@@ -67,21 +67,21 @@ impl Table {
         self.memory.word(HEADERS + slot * SLOT + word * 8).ok()
     }
 
-    pub(super) fn read(&self, slot: u64) -> Slot {
+    pub(super) fn read(&self, slot: u64) -> LedgerSlot {
         let load = |word| self.word(slot, word).map(|word| word.load(Ordering::Acquire));
         let (Some(found), Some(offset), Some(len), Some(crc)) = (load(0), load(1), load(2), load(3)) else {
-            return Slot::Damaged;
+            return LedgerSlot::Damaged;
         };
         if found == 0 {
-            return Slot::Free;
+            return LedgerSlot::Free;
         }
-        let Ok(crc) = u32::try_from(crc) else { return Slot::Damaged };
-        let record = Record { offset, len, crc };
-        if found == seal(slot, &record) { Slot::Whole(record) } else { Slot::Damaged }
+        let Ok(crc) = u32::try_from(crc) else { return LedgerSlot::Damaged };
+        let record = LedgerRecord { offset, len, crc };
+        if found == seal(slot, &record) { LedgerSlot::Valid(record) } else { LedgerSlot::Damaged }
     }
 
     /// Enters a record into a free slot.
-    pub(super) fn publish(&self, slot: u64, record: Record) {
+    pub(super) fn publish(&self, slot: u64, record: LedgerRecord) {
         for (word, value) in steps(slot, &record) {
             if let Some(word) = self.word(slot, word) {
                 word.store(value, Ordering::Release);
@@ -126,12 +126,12 @@ pub(crate) fn touched_slots(
 }
 
 /// The stores that make an entry, in their order: the seal comes last.
-fn steps(slot: u64, record: &Record) -> [(u64, u64); 4] {
+fn steps(slot: u64, record: &LedgerRecord) -> [(u64, u64); 4] {
     let [offset, len, crc] = record.words();
     [(1, offset), (2, len), (3, crc), (0, seal(slot, record))]
 }
 
-fn seal(slot: u64, record: &Record) -> u64 {
+fn seal(slot: u64, record: &LedgerRecord) -> u64 {
     let mut crc = Crc32c::new();
     crc.update(&slot.to_le_bytes());
     for word in record.words() {
@@ -143,25 +143,25 @@ fn seal(slot: u64, record: &Record) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Pages;
+    use crate::PageMode;
 
-    fn table() -> Table {
-        Table::new(Region::anonymous(HEADERS + 4 * SLOT, Pages::Normal).unwrap(), 4)
+    fn table() -> LedgerTable {
+        LedgerTable::new(MappedRegion::anonymous(HEADERS + 4 * SLOT, PageMode::Normal).unwrap(), 4)
     }
 
-    const FIRST: Record = Record { offset: 4096, len: 100, crc: 7 };
-    const SECOND: Record = Record { offset: 8192, len: u64::MAX >> 20, crc: u32::MAX };
+    const FIRST: LedgerRecord = LedgerRecord { offset: 4096, len: 100, crc: 7 };
+    const SECOND: LedgerRecord = LedgerRecord { offset: 8192, len: u64::MAX >> 20, crc: u32::MAX };
 
     #[test]
     fn a_slot_keeps_its_record() {
         let table = table();
-        assert_eq!(table.read(3), Slot::Free);
+        assert_eq!(table.read(3), LedgerSlot::Free);
         table.publish(3, SECOND);
-        assert_eq!(table.read(3), Slot::Whole(SECOND));
-        assert_eq!(table.read(2), Slot::Free);
+        assert_eq!(table.read(3), LedgerSlot::Valid(SECOND));
+        assert_eq!(table.read(2), LedgerSlot::Free);
         table.clear(3);
-        assert_eq!(table.read(3), Slot::Free);
-        assert_eq!(table.read(4), Slot::Damaged, "there is no such slot");
+        assert_eq!(table.read(3), LedgerSlot::Free);
+        assert_eq!(table.read(4), LedgerSlot::Damaged, "there is no such slot");
     }
 
     #[test]
@@ -173,10 +173,10 @@ mod tests {
                 table.clear(1);
             }
             for (done, (word, value)) in steps(1, &SECOND).into_iter().enumerate() {
-                assert_eq!(table.read(1), Slot::Free, "after {done} stores");
+                assert_eq!(table.read(1), LedgerSlot::Free, "after {done} stores");
                 table.word(1, word).unwrap().store(value, Ordering::Release);
             }
-            assert_eq!(table.read(1), Slot::Whole(SECOND));
+            assert_eq!(table.read(1), LedgerSlot::Valid(SECOND));
         }
     }
 
@@ -187,7 +187,7 @@ mod tests {
         for (word, bit) in (0..4).flat_map(|word| bits().map(move |bit| (word, bit))) {
             table.publish(2, FIRST);
             table.word(2, word).unwrap().fetch_xor(1 << bit, Ordering::AcqRel);
-            assert_eq!(table.read(2), Slot::Damaged, "bit {bit} of word {word}");
+            assert_eq!(table.read(2), LedgerSlot::Damaged, "bit {bit} of word {word}");
             table.clear(2);
         }
         // A slot's bytes in another slot are not an entry.
@@ -196,6 +196,6 @@ mod tests {
             let value = table.word(0, word).unwrap().load(Ordering::Acquire);
             table.word(1, word).unwrap().store(value, Ordering::Release);
         }
-        assert_eq!(table.read(1), Slot::Damaged);
+        assert_eq!(table.read(1), LedgerSlot::Damaged);
     }
 }

@@ -5,10 +5,11 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 
 use moongate_memory::catalog::{self, CatalogCounts};
-use moongate_memory::ledger::{Identity, Ledger, Opened, RecordOutcome, bytes_for};
-use moongate_memory::numa::Placement;
+use moongate_memory::ledger::{Ledger, OpenedLedger, RecordOutcome, SegmentIdentity, bytes_for};
+use moongate_memory::numa::NumaPlacement;
 use moongate_memory::{
-    Crc32c, Keep, ObjectRecord, ObjectVersion, Pages, Region, Segment, Wanted, memfd, reopen,
+    Crc32c, MappedRegion, ObjectRecord, ObjectVersion, PageMode, SegmentBacking, SegmentMemory,
+    SegmentOptions, memfd, reopen,
 };
 
 const SIZE: u64 = 1 << 16;
@@ -16,18 +17,18 @@ const SIZE: u64 = 1 << 16;
 const USED: u64 = 4096 + 4096;
 
 /// Bytes by key and version.
-type Written = BTreeMap<(String, u64), Vec<u8>>;
+type WrittenVersions = BTreeMap<(String, u64), Vec<u8>>;
 
 /// The files of a segment.
-struct Files {
+struct SegmentTestFiles {
     ledger: OwnedFd,
     catalog: OwnedFd,
-    region: Region,
+    region: MappedRegion,
 }
 
 /// All bytes of a segment's files at a moment, as far as they were written.
 #[derive(Clone)]
-struct Snapshot {
+struct SegmentFilesSnapshot {
     ledger: Vec<u8>,
     catalog: Vec<u8>,
     region: Vec<u8>,
@@ -35,34 +36,34 @@ struct Snapshot {
     objects: BTreeMap<String, (u64, Vec<u8>)>,
 }
 
-impl Files {
+impl SegmentTestFiles {
     fn new() -> Self {
-        let file = |len| memfd("moongate-test-objects", len, Pages::Normal).unwrap().0;
+        let file = |len| memfd("moongate-test-objects", len, PageMode::Normal).unwrap().0;
         Self {
             ledger: file(bytes_for(SIZE)),
             catalog: file(catalog::bytes_for(SIZE)),
-            region: Region::anonymous(SIZE, Pages::Normal).unwrap(),
+            region: MappedRegion::anonymous(SIZE, PageMode::Normal).unwrap(),
         }
     }
 
-    fn of(snapshot: &Snapshot) -> Self {
+    fn of(snapshot: &SegmentFilesSnapshot) -> Self {
         let files = Self::new();
         files.restore(snapshot);
         files
     }
 
-    fn restore(&self, snapshot: &Snapshot) {
+    fn restore(&self, snapshot: &SegmentFilesSnapshot) {
         self.restore_files(snapshot);
         self.region.write_at(0, &snapshot.region).unwrap();
     }
 
-    fn restore_files(&self, snapshot: &Snapshot) {
+    fn restore_files(&self, snapshot: &SegmentFilesSnapshot) {
         let ledger = reopen(self.ledger.as_fd()).unwrap();
         ledger.write_all_at(&snapshot.ledger, 0).unwrap();
         reopen(self.catalog.as_fd()).unwrap().write_all_at(&snapshot.catalog, 0).unwrap();
     }
 
-    fn snapshot(&self, objects: &BTreeMap<String, (u64, Vec<u8>)>) -> Snapshot {
+    fn snapshot(&self, objects: &BTreeMap<String, (u64, Vec<u8>)>) -> SegmentFilesSnapshot {
         let read = |file: &OwnedFd| {
             let mut bytes = vec![0; USED as usize];
             reopen(file).unwrap().read_exact_at(&mut bytes, 0).unwrap();
@@ -71,20 +72,20 @@ impl Files {
         let mut region = vec![0; SIZE as usize];
         self.region.read_at(0, &mut region).unwrap();
         let (ledger, catalog) = (read(&self.ledger), read(&self.catalog));
-        Snapshot { ledger, catalog, region, objects: objects.clone() }
+        SegmentFilesSnapshot { ledger, catalog, region, objects: objects.clone() }
     }
 
     fn open(&self) -> Option<(Ledger, CatalogCounts)> {
         let ledger = match Ledger::open(&self.ledger, SIZE).unwrap() {
-            Opened::Kept(ledger) => ledger,
-            Opened::Empty(_) => return None,
+            OpenedLedger::Existing(ledger) => ledger,
+            OpenedLedger::Empty(_) => return None,
         };
         let counts = ledger.open_catalog(&self.catalog).unwrap();
         Some((ledger, counts))
     }
 
     /// Checks that what is offered is what was written under its key, and returns how many objects that are.
-    fn check_offered(&self, ledger: &Ledger, written: &Written) -> u64 {
+    fn check_offered(&self, ledger: &Ledger, written: &WrittenVersions) -> u64 {
         let offered = ledger.objects(0, 1000);
         for record in &offered {
             let mut bytes = vec![0; record.size as usize];
@@ -108,19 +109,19 @@ fn record(key: &str, offset: u64, size: u64, sequence: u64) -> ObjectRecord {
     }
 }
 
-fn write(ledger: &Ledger, region: &Region, offset: u64, bytes: &[u8]) {
+fn write(ledger: &Ledger, region: &MappedRegion, offset: u64, bytes: &[u8]) {
     let writing = ledger.begin(offset, bytes.len() as u64).unwrap();
     region.write_at(offset, bytes).unwrap();
     writing.finish(Crc32c::of(bytes));
 }
 
 /// Twenty objects in ranges that are reused, some in several slices, and a snapshot after each step.
-fn history() -> (Vec<Snapshot>, Written) {
-    let files = Files::new();
-    let Opened::Empty(blank) = Ledger::open(&files.ledger, SIZE).unwrap() else {
+fn history() -> (Vec<SegmentFilesSnapshot>, WrittenVersions) {
+    let files = SegmentTestFiles::new();
+    let OpenedLedger::Empty(blank) = Ledger::open(&files.ledger, SIZE).unwrap() else {
         unreachable!("fresh memory")
     };
-    let identity = Identity { segment: [1, 2], name: "a".into(), ..Identity::default() };
+    let identity = SegmentIdentity { segment: [1, 2], name: "a".into(), ..SegmentIdentity::default() };
     let ledger = blank.start(identity).unwrap();
     assert_eq!(ledger.open_catalog(&files.catalog).unwrap(), CatalogCounts::default());
     let (mut live, mut written) = (BTreeMap::new(), BTreeMap::new());
@@ -153,11 +154,11 @@ fn history() -> (Vec<Snapshot>, Written) {
 
 #[test]
 fn a_report_counts_only_for_bytes_that_are_not_newer() {
-    let files = Files::new();
-    let Opened::Empty(blank) = Ledger::open(&files.ledger, SIZE).unwrap() else {
+    let files = SegmentTestFiles::new();
+    let OpenedLedger::Empty(blank) = Ledger::open(&files.ledger, SIZE).unwrap() else {
         unreachable!("fresh memory")
     };
-    let ledger = blank.start(Identity::default()).unwrap();
+    let ledger = blank.start(SegmentIdentity::default()).unwrap();
     assert_eq!(ledger.record_object(record("a", 0, 10, 1), u64::MAX), RecordOutcome::Unproven);
     write(&ledger, &files.region, 0, &[1; 10]);
     assert_eq!(
@@ -189,7 +190,7 @@ fn every_flipped_bit_is_a_counted_loss_or_none() {
     let last = snapshots.last().unwrap();
     let before = last.objects.len() as u64;
     assert!(before >= 5, "{before} objects");
-    let files = Files::of(last);
+    let files = SegmentTestFiles::of(last);
     let (clean, counts) = files.open().unwrap();
     assert_eq!((files.check_offered(&clean, &written), counts.damaged), (before, 0));
     drop(clean);
@@ -223,10 +224,10 @@ fn every_flipped_bit_is_a_counted_loss_or_none() {
 #[test]
 fn no_two_moments_together_offer_wrong_bytes() {
     let (snapshots, written) = history();
-    let files = Files::new();
+    let files = SegmentTestFiles::new();
     for ledger in &snapshots {
         for catalog in &snapshots {
-            files.restore(&Snapshot { catalog: catalog.catalog.clone(), ..ledger.clone() });
+            files.restore(&SegmentFilesSnapshot { catalog: catalog.catalog.clone(), ..ledger.clone() });
             let (opened, counts) = files.open().unwrap();
             assert_eq!(counts.damaged, 0);
             files.check_offered(&opened, &written);
@@ -242,7 +243,7 @@ fn a_record_in_the_wrong_place_is_damaged() {
         let mut moved = last.clone();
         let slot = |number: usize| 4096 + number * 64..4096 + (number + 1) * 64;
         moved.catalog.copy_within(slot(from), slot(to).start);
-        let files = Files::of(&moved);
+        let files = SegmentTestFiles::of(&moved);
         let (ledger, counts) = files.open().unwrap();
         let offered = files.check_offered(&ledger, &written);
         assert!(offered + counts.damaged + counts.stale >= last.objects.len() as u64, "{from} over {to}");
@@ -252,16 +253,22 @@ fn a_record_in_the_wrong_place_is_damaged() {
 #[test]
 fn files_cut_short_begin_anew_and_older_folders_open() {
     let folder = tempfile::tempdir().unwrap();
-    let wanted = Wanted {
-        keep: Keep::Folder(folder.path().into()),
+    let wanted = SegmentOptions {
+        backing: SegmentBacking::Folder(folder.path().into()),
         label: "cut".into(),
         size: SIZE,
-        pages: Pages::Normal,
-        placement: Placement::Anywhere,
+        pages: PageMode::Normal,
+        placement: NumaPlacement::Anywhere,
     };
-    let open =
-        || Segment::open(&wanted, |base| Identity { segment: [3, 4], base, ..Identity::default() }).unwrap();
-    let fill = |segment: &Segment| {
+    let open = || {
+        SegmentMemory::open(&wanted, |base| SegmentIdentity {
+            segment: [3, 4],
+            base,
+            ..SegmentIdentity::default()
+        })
+        .unwrap()
+    };
+    let fill = |segment: &SegmentMemory| {
         write(&segment.ledger, &segment.region, 0, &[7; 100]);
         segment.ledger.record_object(record("a", 0, 100, 1), u64::MAX)
     };
@@ -271,7 +278,7 @@ fn files_cut_short_begin_anew_and_older_folders_open() {
     let path = folder.path().join("cut.objects");
     std::fs::remove_file(&path).unwrap();
     let segment = open();
-    assert!(segment.kept && segment.ledger.objects(0, 9).is_empty());
+    assert!(segment.is_restored && segment.ledger.objects(0, 9).is_empty());
     assert_eq!(segment.ledger.counts().entries, 1);
     segment.ledger.record_object(record("a", 0, 100, 1), u64::MAX);
     drop(segment);
@@ -290,6 +297,6 @@ fn files_cut_short_begin_anew_and_older_folders_open() {
     for length in (0..64).chain((4096..4300).step_by(5)) {
         std::fs::write(&path, &whole[..length]).unwrap();
         let segment = open();
-        assert!(segment.kept && segment.ledger.objects(0, 9).is_empty(), "{length} bytes");
+        assert!(segment.is_restored && segment.ledger.objects(0, 9).is_empty(), "{length} bytes");
     }
 }

@@ -1,33 +1,33 @@
 //! A tier on a disk: what has no room in memory goes there as the master asks, is read from there, and comes back.
 
-mod keeper;
 mod offload;
 mod promote;
 mod serve;
 mod staging;
+mod worker;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use moongate_memory::{Pages, Region};
-use moongate_tier::Tier;
+use moongate_memory::{MappedRegion, PageMode};
+use moongate_tier::FileTier;
 
-pub(crate) use keeper::Keeper;
-pub(crate) use serve::{Readers, listen};
+pub(crate) use serve::{DiskReadAccess, listen};
+pub(crate) use worker::DiskWorker;
 
-use crate::config::Config;
-use crate::error::StartError;
-use crate::flags::Flags;
-use staging::Staging;
+use crate::args::NodeArgs;
+use crate::config::NodeConfig;
+use crate::error::NodeStartError;
+use staging::StagingBuffer;
 
 /// A node's tier.
 #[derive(Debug)]
-pub(crate) struct Disk {
-    pub(crate) tier: Arc<Tier>,
+pub(crate) struct NodeDisk {
+    pub(crate) tier: Arc<FileTier>,
     /// Bytes of its file.
     pub(crate) capacity: u64,
     pub(crate) counts: DiskCounts,
-    staging: Staging,
+    staging: StagingBuffer,
 }
 
 /// What has become of objects.
@@ -47,26 +47,29 @@ pub(crate) struct DiskCounts {
     pub(crate) not_staged: AtomicU64,
 }
 
-impl Disk {
+impl NodeDisk {
     /// Opens the tier, if the configuration wants one. Reads what is known about each of its blocks.
     ///
     /// # Errors
-    /// [`StartError::Disk`] and [`StartError::Buffer`].
-    pub(crate) async fn open(flags: &Flags, config: &Config) -> Result<Option<Arc<Self>>, StartError> {
+    /// [`NodeStartError::NodeDisk`] and [`NodeStartError::Buffer`].
+    pub(crate) async fn open(
+        flags: &NodeArgs,
+        config: &NodeConfig,
+    ) -> Result<Option<Arc<Self>>, NodeStartError> {
         if !config.ssd_offload {
             return Ok(None);
         }
-        let folder = config.ssd_path.as_ref().ok_or(StartError::NoDiskPath)?;
-        let capacity = flags.tier_size.ok_or(StartError::NoDiskSize)?;
+        let folder = config.ssd_path.as_ref().ok_or(NodeStartError::NoDiskPath)?;
+        let capacity = flags.tier_size.ok_or(NodeStartError::NoDiskSize)?;
         let options =
-            moongate_tier::Options::new(folder.join(format!("{}.tier", flags.memory_label)), capacity);
-        let region = Region::anonymous(flags.tier_buffer, Pages::Normal)?;
+            moongate_tier::TierOptions::new(folder.join(format!("{}.tier", flags.memory_label)), capacity);
+        let region = MappedRegion::anonymous(flags.tier_buffer, PageMode::Normal)?;
         let opened = tokio::task::spawn_blocking(move || {
             // The file is made if it is missing, and so is its folder.
             if let Some(folder) = options.path.parent() {
                 std::fs::create_dir_all(folder)?;
             }
-            Ok::<_, StartError>(Tier::open(&options)?)
+            Ok::<_, NodeStartError>(FileTier::open(&options)?)
         });
         let tier = Arc::new(opened.await.map_err(std::io::Error::other)??);
         let counts = tier.counts();
@@ -74,15 +77,15 @@ impl Disk {
             capacity,
             objects = counts.objects,
             bytes = counts.bytes,
-            kept = tier.kept(),
+            kept = tier.is_restored(),
             "a tier on a disk"
         );
-        let staging = Staging::new(Arc::new(region));
+        let staging = StagingBuffer::new(Arc::new(region));
         Ok(Some(Arc::new(Self { tier, capacity, counts: DiskCounts::default(), staging })))
     }
 
     /// The memory that readers read from.
-    pub(crate) fn buffer(&self) -> &Arc<Region> {
+    pub(crate) fn buffer(&self) -> &Arc<MappedRegion> {
         self.staging.region()
     }
 }

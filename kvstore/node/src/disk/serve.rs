@@ -7,29 +7,29 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use mooncake_wire::ErrorCode;
-use mooncake_wire::capability::Fingerprint;
-use mooncake_wire::capability::grants::{self, IssuedGrant};
-use mooncake_wire::disk::{DiskRequest, StageArguments, Staged, encode_released, encode_staged};
-use mooncake_wire::frame::{self, Parsed, RequestHeader, attach_to_response};
-use mooncake_wire::rpc::Outcome;
+use mooncake_wire::capability::CertificateFingerprint;
+use mooncake_wire::capability::grants::{self, IssuedCapability};
+use mooncake_wire::disk::{DiskRequest, StageArguments, StagedObjects, encode_released, encode_staged};
+use mooncake_wire::frame::{self, FrameParseResult, RequestHeader, attach_to_response};
+use mooncake_wire::rpc::MasterResult;
 use moongate_runtime::net::{TcpListener, TcpStream};
-use moongate_runtime::{PeerTls, Supervisor, explain_tls};
-use moongate_transfer::Peers;
-use moongate_transfer::serve::Span;
+use moongate_runtime::{PeerTls, Supervisor, describe_tls_error};
+use moongate_transfer::AllowedPeers;
+use moongate_transfer::serve::AddressRange;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::Semaphore;
 
-use super::Disk;
-use super::staging::{Given, STAY};
+use super::NodeDisk;
+use super::staging::{STAGED_TTL, StagingAllocation};
 use crate::capabilities::CapabilityChecker;
 
 /// Connections at once; others wait.
 const CONNECTIONS: usize = 512;
 /// Requests under way at once; others wait. Each has a ring of the tier's, which has megabytes of buffers and keeps the disk
 /// busy alone.
-const AT_ONCE: usize = 4;
+const MAX_CONCURRENT_READS: usize = 4;
 /// Bytes of a request.
-const LARGEST: usize = 1 << 20;
+const MAX_REQUEST: usize = 1 << 20;
 /// How long a request may take to arrive, and a reply to be taken.
 const STALL: Duration = Duration::from_secs(10);
 /// How long a connection may lie idle.
@@ -39,29 +39,34 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Which readers may read from the disk.
 #[derive(Clone)]
-pub(crate) struct Readers {
+pub(crate) struct DiskReadAccess {
     /// From which networks.
-    pub(crate) peers: Peers,
+    pub(crate) peers: AllowedPeers,
     /// With it, connections are TLS, and readers get capabilities for what was brought into memory.
     pub(crate) authentication: Option<(PeerTls, Arc<CapabilityChecker>)>,
 }
 
 /// A reader with a certificate.
-struct Reader<'a> {
-    certificate: Fingerprint,
+struct AuthenticatedReader<'a> {
+    certificate: CertificateFingerprint,
     checker: &'a CapabilityChecker,
 }
 
 /// Serves `readers` until the supervisor shuts down. `endpoint` is where they read what was brought into memory.
 pub(crate) fn listen(
     listener: TcpListener,
-    disk: Arc<Disk>,
+    disk: Arc<NodeDisk>,
     endpoint: Arc<str>,
-    Readers { peers, authentication }: Readers,
+    DiskReadAccess { peers, authentication }: DiskReadAccess,
     supervisor: &Supervisor,
 ) {
     let (tasks, stop) = (supervisor.clone(), supervisor.token());
-    let server = Server { disk, endpoint, slots: Arc::new(Semaphore::new(AT_ONCE)), authentication };
+    let server = DiskReadServer {
+        disk,
+        endpoint,
+        slots: Arc::new(Semaphore::new(MAX_CONCURRENT_READS)),
+        authentication,
+    };
     let connections = Arc::new(Semaphore::new(CONNECTIONS));
     supervisor.spawn_essential("store-disk-listener", async move {
         let accept = async {
@@ -83,7 +88,7 @@ pub(crate) fn listen(
                 tasks.spawn("store-disk-reader", async move {
                     let _slot = slot;
                     if let Some(Err(error)) = stop.run_until_cancelled(server.accept(stream)).await {
-                        let error = explain_tls(&error);
+                        let error = describe_tls_error(&error);
                         tracing::debug!(%peer, error, "a connection of a reader has ended");
                     }
                 });
@@ -94,36 +99,36 @@ pub(crate) fn listen(
 }
 
 #[derive(Clone)]
-struct Server {
-    disk: Arc<Disk>,
+struct DiskReadServer {
+    disk: Arc<NodeDisk>,
     endpoint: Arc<str>,
     slots: Arc<Semaphore>,
     authentication: Option<(PeerTls, Arc<CapabilityChecker>)>,
 }
 
-impl Server {
+impl DiskReadServer {
     async fn accept(&self, stream: TcpStream) -> io::Result<()> {
         stream.set_nodelay(true)?;
         let Some((tls, checker)) = &self.authentication else { return self.serve(stream, None).await };
         let (stream, certificate) = tokio::time::timeout(STALL, tls.accept(stream)).await??;
-        self.serve(stream, Some(&Reader { certificate, checker })).await
+        self.serve(stream, Some(&AuthenticatedReader { certificate, checker })).await
     }
 
     async fn serve(
         &self,
         mut stream: impl AsyncRead + AsyncWrite + Unpin,
-        reader: Option<&Reader<'_>>,
+        reader: Option<&AuthenticatedReader<'_>>,
     ) -> io::Result<()> {
         let (mut input, mut output) = (BytesMut::new(), BytesMut::new());
         loop {
-            match frame::take::<RequestHeader>(&mut input, LARGEST).map_err(io::Error::other)? {
-                Parsed::Frame(request) => {
+            match frame::take::<RequestHeader>(&mut input, MAX_REQUEST).map_err(io::Error::other)? {
+                FrameParseResult::Frame(request) => {
                     output.clear();
-                    self.answer(request.header, &request.body, reader, &mut output).await?;
+                    self.respond(request.header, &request.body, reader, &mut output).await?;
                     tokio::time::timeout(STALL, stream.write_all(&output)).await??;
                     tokio::time::timeout(STALL, stream.flush()).await??;
                 }
-                Parsed::Incomplete(_) => {
+                FrameParseResult::Incomplete(_) => {
                     let limit = if input.is_empty() { IDLE } else { STALL };
                     if tokio::time::timeout(limit, stream.read_buf(&mut input)).await?? == 0 {
                         return Ok(());
@@ -133,11 +138,11 @@ impl Server {
         }
     }
 
-    async fn answer(
+    async fn respond(
         &self,
         header: RequestHeader,
         body: &[u8],
-        reader: Option<&Reader<'_>>,
+        reader: Option<&AuthenticatedReader<'_>>,
         out: &mut BytesMut,
     ) -> io::Result<()> {
         let RequestHeader { sequence, function_id } = header;
@@ -148,11 +153,11 @@ impl Server {
                 let count =
                     if reply.is_ok() { &self.disk.counts.staged } else { &self.disk.counts.not_staged };
                 count.fetch_add(1, Relaxed);
-                let reply = reply.map(|(given, base)| Staged {
+                let reply = reply.map(|(given, base)| StagedObjects {
                     batch_id: given.batch,
                     addresses: given.offsets.iter().map(|offset| base + offset).collect(),
                     endpoint: &*self.endpoint,
-                    ttl_ms: STAY.as_millis() as u64,
+                    ttl_ms: STAGED_TTL.as_millis() as u64,
                 });
                 encode_staged(sequence, &reply, out).and_then(|()| match (reader, &reply) {
                     (Some(reader), Ok(staged)) => {
@@ -170,21 +175,21 @@ impl Server {
     }
 
     /// Capabilities to read what was brought into memory.
-    fn grants(&self, reader: &Reader<'_>, addresses: &[u64], sizes: &[i64]) -> BytesMut {
+    fn grants(&self, reader: &AuthenticatedReader<'_>, addresses: &[u64], sizes: &[i64]) -> BytesMut {
         let mut attachment = BytesMut::new();
         for (start, size) in addresses.iter().zip(sizes) {
-            let span = Span { start: *start, size: u64::try_from(*size).unwrap_or_default() };
-            let capability = reader.checker.grant_staged(span, STAY, &reader.certificate);
-            let lifetime_ms = STAY.as_millis() as u32;
+            let span = AddressRange { start: *start, size: u64::try_from(*size).unwrap_or_default() };
+            let capability = reader.checker.grant_staged(span, STAGED_TTL, &reader.certificate);
+            let lifetime_ms = STAGED_TTL.as_millis() as u32;
             grants::append(
                 &mut attachment,
-                &IssuedGrant { endpoint: &self.endpoint, lifetime_ms, capability },
+                &IssuedCapability { endpoint: &self.endpoint, lifetime_ms, capability },
             );
         }
         attachment
     }
 
-    async fn stage(&self, arguments: StageArguments<String>) -> Outcome<(Given, u64)> {
+    async fn stage(&self, arguments: StageArguments<String>) -> MasterResult<(StagingAllocation, u64)> {
         // Never closed.
         let _slot = self.slots.acquire().await;
         let disk = Arc::clone(&self.disk);
@@ -193,14 +198,14 @@ impl Server {
     }
 }
 
-impl Disk {
+impl NodeDisk {
     /// Brings objects into the buffer. Returns where, and the buffer's address.
-    fn stage(&self, arguments: &StageArguments<String>) -> Outcome<(Given, u64)> {
+    fn stage(&self, arguments: &StageArguments<String>) -> MasterResult<(StagingAllocation, u64)> {
         let names: Vec<&[u8]> = arguments.names.iter().map(String::as_bytes).collect();
         let sizes = arguments.sizes.iter().map(|size| u64::try_from(*size).ok().filter(|size| *size > 0));
         let sizes = sizes.collect::<Option<Vec<u64>>>().filter(|sizes| sizes.len() == names.len());
         let sizes = sizes.filter(|sizes| !sizes.is_empty()).ok_or(ErrorCode::INVALID_PARAMS)?;
-        let given = self.staging.give(&sizes, Instant::now()).ok_or(ErrorCode::BUFFER_OVERFLOW)?;
+        let given = self.staging.allocate(&sizes, Instant::now()).ok_or(ErrorCode::BUFFER_OVERFLOW)?;
         let region = self.staging.region();
         let mut fits = vec![true; names.len()];
         let outcomes = self.tier.get_many(&names, |object, offset, bytes| {
@@ -221,7 +226,7 @@ impl Disk {
             self.staging.release(given.batch);
             return Err(problem);
         }
-        self.staging.filled(given.batch, Instant::now());
+        self.staging.mark_filled(given.batch, Instant::now());
         Ok((given, region.base()))
     }
 }

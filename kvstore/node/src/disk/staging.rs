@@ -4,73 +4,73 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use moongate_memory::Region;
+use moongate_memory::MappedRegion;
 use parking_lot::Mutex;
 
 /// For how long objects stay unless they are released. A reader that takes longer counts its read as failed.
-pub(crate) const STAY: Duration = Duration::from_secs(5);
+pub(crate) const STAGED_TTL: Duration = Duration::from_secs(5);
 /// Objects begin at multiples of this.
 const ALIGN: u64 = 4096;
 
 /// A buffer that is given out in parts for a while.
 #[derive(Debug)]
-pub(crate) struct Staging {
-    region: Arc<Region>,
-    parts: Mutex<Parts>,
+pub(crate) struct StagingBuffer {
+    region: Arc<MappedRegion>,
+    parts: Mutex<StagingTable>,
 }
 
 #[derive(Debug, Default)]
-struct Parts {
-    batches: HashMap<u64, Batch>,
+struct StagingTable {
+    batches: HashMap<u64, StagingBatch>,
     /// Where parts begin that are given out, and where each ends.
-    taken: BTreeMap<u64, u64>,
+    allocated: BTreeMap<u64, u64>,
 }
 
 #[derive(Debug)]
-struct Batch {
+struct StagingBatch {
     /// Nothing while bytes are still brought there: they must not come into what has been given to another by then.
-    until: Option<Instant>,
+    expires_at: Option<Instant>,
     offsets: Vec<u64>,
 }
 
 /// Parts that were given out together.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Given {
+pub(crate) struct StagingAllocation {
     pub(crate) batch: u64,
     pub(crate) offsets: Vec<u64>,
 }
 
-impl Staging {
-    pub(crate) fn new(region: Arc<Region>) -> Self {
+impl StagingBuffer {
+    pub(crate) fn new(region: Arc<MappedRegion>) -> Self {
         Self { region, parts: Mutex::default() }
     }
 
-    pub(crate) fn region(&self) -> &Arc<Region> {
+    pub(crate) fn region(&self) -> &Arc<MappedRegion> {
         &self.region
     }
 
     /// Gives out parts of these sizes until they are released. None if there is no room.
-    pub(crate) fn give(&self, sizes: &[u64], now: Instant) -> Option<Given> {
+    pub(crate) fn allocate(&self, sizes: &[u64], now: Instant) -> Option<StagingAllocation> {
         let mut parts = self.parts.lock();
         parts.expire(now);
         let mut offsets = Vec::with_capacity(sizes.len());
         for size in sizes {
-            let Some(offset) = parts.place(*size, self.region.len()) else {
-                offsets.iter().for_each(|offset| _ = parts.taken.remove(offset));
+            let Some(offset) = parts.find_gap(*size, self.region.len()) else {
+                offsets.iter().for_each(|offset| _ = parts.allocated.remove(offset));
                 return None;
             };
             offsets.push(offset);
         }
         // Nobody can release by chance what another reads.
         let batch = fastrand::u64(..);
-        parts.batches.insert(batch, Batch { until: None, offsets: offsets.clone() });
-        Some(Given { batch, offsets })
+        parts.batches.insert(batch, StagingBatch { expires_at: None, offsets: offsets.clone() });
+        Some(StagingAllocation { batch, offsets })
     }
 
     /// The bytes are there `now`: the parts stay for `STAY`.
-    pub(crate) fn filled(&self, batch: u64, now: Instant) {
+    pub(crate) fn mark_filled(&self, batch: u64, now: Instant) {
         if let Some(batch) = self.parts.lock().batches.get_mut(&batch) {
-            batch.until = Some(now + STAY);
+            batch.expires_at = Some(now + STAGED_TTL);
         }
     }
 
@@ -80,9 +80,11 @@ impl Staging {
     }
 }
 
-impl Parts {
+impl StagingTable {
     fn expire(&mut self, now: Instant) {
-        let over = |(id, batch): (&u64, &Batch)| batch.until.is_some_and(|until| until <= now).then_some(*id);
+        let over = |(id, batch): (&u64, &StagingBatch)| {
+            batch.expires_at.is_some_and(|until| until <= now).then_some(*id)
+        };
         let over: Vec<u64> = self.batches.iter().filter_map(over).collect();
         for batch in over {
             self.release(batch);
@@ -91,22 +93,22 @@ impl Parts {
 
     fn release(&mut self, batch: u64) -> bool {
         let Some(batch) = self.batches.remove(&batch) else { return false };
-        batch.offsets.iter().for_each(|offset| _ = self.taken.remove(offset));
+        batch.offsets.iter().for_each(|offset| _ = self.allocated.remove(offset));
         true
     }
 
     /// The first gap that is large enough.
-    fn place(&mut self, size: u64, end: u64) -> Option<u64> {
+    fn find_gap(&mut self, size: u64, end: u64) -> Option<u64> {
         let size = size.checked_next_multiple_of(ALIGN)?;
         let mut at = 0_u64;
-        for (start, over) in &self.taken {
+        for (start, over) in &self.allocated {
             if at.checked_add(size)? <= *start {
                 break;
             }
             at = *over;
         }
         let over = at.checked_add(size).filter(|over| *over <= end)?;
-        self.taken.insert(at, over);
+        self.allocated.insert(at, over);
         Some(at)
     }
 }
@@ -114,35 +116,35 @@ impl Parts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use moongate_memory::Pages;
+    use moongate_memory::PageMode;
 
-    fn staging() -> Staging {
-        Staging::new(Arc::new(Region::anonymous(10 * ALIGN, Pages::Normal).unwrap()))
+    fn staging() -> StagingBuffer {
+        StagingBuffer::new(Arc::new(MappedRegion::anonymous(10 * ALIGN, PageMode::Normal).unwrap()))
     }
 
     #[test]
     fn parts_do_not_overlap_and_come_back() {
         let (staging, now) = (staging(), Instant::now());
-        let first = staging.give(&[1, ALIGN + 1, ALIGN], now).unwrap();
+        let first = staging.allocate(&[1, ALIGN + 1, ALIGN], now).unwrap();
         assert_eq!(first.offsets, [0, ALIGN, 3 * ALIGN]);
-        let second = staging.give(&[5 * ALIGN], now).unwrap();
+        let second = staging.allocate(&[5 * ALIGN], now).unwrap();
         assert_eq!(second.offsets, [4 * ALIGN]);
-        assert_eq!(staging.give(&[ALIGN, ALIGN], now), None, "there is room for one only");
-        assert_eq!(staging.give(&[ALIGN], now).unwrap().offsets, [9 * ALIGN]);
+        assert_eq!(staging.allocate(&[ALIGN, ALIGN], now), None, "there is room for one only");
+        assert_eq!(staging.allocate(&[ALIGN], now).unwrap().offsets, [9 * ALIGN]);
         assert!(staging.release(first.batch) && !staging.release(first.batch));
-        assert_eq!(staging.give(&[4 * ALIGN], now).unwrap().offsets, [0]);
-        assert_eq!(staging.give(&[u64::MAX], now), None);
+        assert_eq!(staging.allocate(&[4 * ALIGN], now).unwrap().offsets, [0]);
+        assert_eq!(staging.allocate(&[u64::MAX], now), None);
     }
 
     #[test]
     fn what_nobody_releases_comes_back_too() {
         let (staging, now) = (staging(), Instant::now());
-        let first = staging.give(&[10 * ALIGN], now).unwrap();
-        let filled = now + 2 * STAY;
-        assert_eq!(staging.give(&[1], filled), None, "the disk may be slow");
-        staging.filled(first.batch, filled);
-        assert_eq!(staging.give(&[1], filled + STAY / 2), None);
-        assert!(staging.give(&[1], filled + STAY).is_some());
+        let first = staging.allocate(&[10 * ALIGN], now).unwrap();
+        let filled = now + 2 * STAGED_TTL;
+        assert_eq!(staging.allocate(&[1], filled), None, "the disk may be slow");
+        staging.mark_filled(first.batch, filled);
+        assert_eq!(staging.allocate(&[1], filled + STAGED_TTL / 2), None);
+        assert!(staging.allocate(&[1], filled + STAGED_TTL).is_some());
         assert!(!staging.release(first.batch));
     }
 }

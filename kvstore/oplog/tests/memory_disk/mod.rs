@@ -5,60 +5,60 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use moongate_oplog::{Disk, Flush, FolderLock, Growing};
+use moongate_oplog::{AppendFile, DirectoryLock, FlushOperation, LogStorage};
 use parking_lot::Mutex;
 
 /// The files of a disk, by their paths.
-pub(crate) type Files = BTreeMap<PathBuf, Vec<u8>>;
+pub(crate) type FileContents = BTreeMap<PathBuf, Vec<u8>>;
 
 /// What one write or flush was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Operation {
+pub(crate) enum DiskOperation {
     Write,
     Flush,
 }
 
 #[derive(Default)]
-struct Inner {
+struct MemoryDiskState {
     /// What programs see.
-    seen: Files,
+    visible: FileContents,
     /// What a crash of the machine leaves.
-    durable: Files,
+    durable: FileContents,
     /// Writes and flushes so far.
-    operations: Vec<Operation>,
+    operations: Vec<DiskOperation>,
     /// The flush, by its number among the operations, that does nothing.
     dropped: Option<usize>,
     /// The write that goes elsewhere: by its number, and to which offset of its file.
     misdirected: Option<(usize, usize)>,
     /// Bytes that still fit.
-    room: Option<usize>,
+    free_bytes: Option<usize>,
 }
 
 /// A disk in memory. Renaming, removing and linking reach the disk at once.
 #[derive(Clone, Default)]
-pub(crate) struct MemoryDisk(Arc<Mutex<Inner>>);
+pub(crate) struct MemoryDisk(Arc<Mutex<MemoryDiskState>>);
 
 impl MemoryDisk {
     /// A disk with these files.
-    pub(crate) fn with(files: Files) -> Self {
+    pub(crate) fn with(files: FileContents) -> Self {
         let disk = Self::default();
         disk.0.lock().durable.clone_from(&files);
-        disk.0.lock().seen = files;
+        disk.0.lock().visible = files;
         disk
     }
 
     /// What programs see.
-    pub(crate) fn files(&self) -> Files {
-        self.0.lock().seen.clone()
+    pub(crate) fn files(&self) -> FileContents {
+        self.0.lock().visible.clone()
     }
 
     /// What is left when the machine dies.
-    pub(crate) fn durable_files(&self) -> Files {
+    pub(crate) fn durable_files(&self) -> FileContents {
         self.0.lock().durable.clone()
     }
 
     /// Writes and flushes so far.
-    pub(crate) fn operations(&self) -> Vec<Operation> {
+    pub(crate) fn operations(&self) -> Vec<DiskOperation> {
         self.0.lock().operations.clone()
     }
 
@@ -73,8 +73,8 @@ impl MemoryDisk {
     }
 
     /// How many bytes still fit; none for any number.
-    pub(crate) fn set_room(&self, bytes: Option<usize>) {
-        self.0.lock().room = bytes;
+    pub(crate) fn set_free_bytes(&self, bytes: Option<usize>) {
+        self.0.lock().free_bytes = bytes;
     }
 }
 
@@ -91,24 +91,24 @@ impl MemoryFile {
     fn flush_now(&self) {
         let mut inner = self.disk.0.lock();
         let nth = inner.operations.len();
-        inner.operations.push(Operation::Flush);
+        inner.operations.push(DiskOperation::Flush);
         if inner.dropped != Some(nth)
-            && let Some(bytes) = inner.seen.get(&self.path).cloned()
+            && let Some(bytes) = inner.visible.get(&self.path).cloned()
         {
             inner.durable.insert(self.path.clone(), bytes);
         }
     }
 }
 
-impl Growing for MemoryFile {
+impl AppendFile for MemoryFile {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         let mut inner = self.disk.0.lock();
         let nth = inner.operations.len();
-        inner.operations.push(Operation::Write);
-        let fits = inner.room.unwrap_or(bytes.len()).min(bytes.len());
-        inner.room = inner.room.map(|room| room - fits);
+        inner.operations.push(DiskOperation::Write);
+        let fits = inner.free_bytes.unwrap_or(bytes.len()).min(bytes.len());
+        inner.free_bytes = inner.free_bytes.map(|room| room - fits);
         let elsewhere = inner.misdirected.filter(|(it, _)| *it == nth).map(|(_, offset)| offset);
-        let file = inner.seen.get_mut(&self.path).ok_or_else(absent)?;
+        let file = inner.visible.get_mut(&self.path).ok_or_else(absent)?;
         let end = file.len();
         file.extend_from_slice(&bytes[..fits]);
         if let Some(offset) = elsewhere.filter(|offset| *offset < end) {
@@ -120,12 +120,12 @@ impl Growing for MemoryFile {
         if fits < bytes.len() { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
     }
 
-    fn cut(&mut self, length: u64) -> io::Result<()> {
+    fn truncate(&mut self, length: u64) -> io::Result<()> {
         let mut inner = self.disk.0.lock();
-        let file = inner.seen.get_mut(&self.path).ok_or_else(absent)?;
+        let file = inner.visible.get_mut(&self.path).ok_or_else(absent)?;
         let freed = file.len().saturating_sub(length as usize);
         file.resize(length as usize, 0);
-        inner.room = inner.room.map(|room| room + freed);
+        inner.free_bytes = inner.free_bytes.map(|room| room + freed);
         Ok(())
     }
 
@@ -134,7 +134,7 @@ impl Growing for MemoryFile {
         Ok(())
     }
 
-    fn flusher(&self) -> io::Result<Flush> {
+    fn flush_operation(&self) -> io::Result<FlushOperation> {
         let file = MemoryFile { disk: self.disk.clone(), path: self.path.clone() };
         Ok(Box::new(move || {
             file.flush_now();
@@ -143,24 +143,24 @@ impl Growing for MemoryFile {
     }
 }
 
-impl Disk for MemoryDisk {
-    fn open(&self, path: &Path) -> io::Result<Box<dyn Growing>> {
-        self.0.lock().seen.entry(path.to_owned()).or_default();
+impl LogStorage for MemoryDisk {
+    fn open(&self, path: &Path) -> io::Result<Box<dyn AppendFile>> {
+        self.0.lock().visible.entry(path.to_owned()).or_default();
         Ok(Box::new(MemoryFile { disk: self.clone(), path: path.to_owned() }))
     }
 
     fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
-        self.0.lock().seen.get(path).cloned().ok_or_else(absent)
+        self.0.lock().visible.get(path).cloned().ok_or_else(absent)
     }
 
     fn length(&self, path: &Path) -> io::Result<u64> {
-        Ok(self.0.lock().seen.get(path).ok_or_else(absent)?.len() as u64)
+        Ok(self.0.lock().visible.get(path).ok_or_else(absent)?.len() as u64)
     }
 
     fn list(&self, folder: &Path) -> io::Result<Vec<String>> {
         let inner = self.0.lock();
         let mut names: Vec<String> = inner
-            .seen
+            .visible
             .keys()
             .filter_map(|path| path.strip_prefix(folder).ok()?.components().next())
             .map(|name| name.as_os_str().to_string_lossy().into_owned())
@@ -175,7 +175,7 @@ impl Disk for MemoryDisk {
 
     fn remove_folder(&self, folder: &Path) -> io::Result<()> {
         let mut inner = self.0.lock();
-        inner.seen.retain(|path, _| !path.starts_with(folder));
+        inner.visible.retain(|path, _| !path.starts_with(folder));
         inner.durable.retain(|path, _| !path.starts_with(folder));
         Ok(())
     }
@@ -183,13 +183,13 @@ impl Disk for MemoryDisk {
     fn remove(&self, path: &Path) -> io::Result<()> {
         let mut inner = self.0.lock();
         inner.durable.remove(path);
-        inner.seen.remove(path).map(drop).ok_or_else(absent)
+        inner.visible.remove(path).map(drop).ok_or_else(absent)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let mut inner = self.0.lock();
-        let file = inner.seen.remove(from).ok_or_else(absent)?;
-        inner.seen.insert(to.to_owned(), file);
+        let file = inner.visible.remove(from).ok_or_else(absent)?;
+        inner.visible.insert(to.to_owned(), file);
         // One that was never flushed arrives empty.
         let durable = inner.durable.remove(from).unwrap_or_default();
         inner.durable.insert(to.to_owned(), durable);
@@ -198,9 +198,9 @@ impl Disk for MemoryDisk {
 
     fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
         let mut inner = self.0.lock();
-        let file = inner.seen.get(from).cloned().ok_or_else(absent)?;
+        let file = inner.visible.get(from).cloned().ok_or_else(absent)?;
         inner.durable.insert(to.to_owned(), file.clone());
-        inner.seen.insert(to.to_owned(), file);
+        inner.visible.insert(to.to_owned(), file);
         Ok(())
     }
 
@@ -209,10 +209,10 @@ impl Disk for MemoryDisk {
     }
 
     fn free_bytes(&self, _: &Path) -> io::Result<u64> {
-        Ok(self.0.lock().room.unwrap_or(usize::MAX) as u64)
+        Ok(self.0.lock().free_bytes.unwrap_or(usize::MAX) as u64)
     }
 
-    fn lock(&self, _: &Path) -> io::Result<FolderLock> {
-        Ok(FolderLock::default())
+    fn lock(&self, _: &Path) -> io::Result<DirectoryLock> {
+        Ok(DirectoryLock::default())
     }
 }

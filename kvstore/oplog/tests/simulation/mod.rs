@@ -3,27 +3,27 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use moongate_oplog::{Folder, Log, Opened, Options, snapshot};
+use moongate_oplog::{LogDirectory, LogRecoveryReport, OperationLog, OplogOptions, snapshot};
 
-use crate::memory_disk::{Files, MemoryDisk, Operation};
+use crate::memory_disk::{DiskOperation, FileContents, MemoryDisk};
 
 const FOLDER: &str = "/log";
 const RECORDS: u64 = 20;
 /// Every fault, or under Miri as many as it runs in a minute.
 const STEP: usize = if cfg!(miri) { 499 } else { 1 };
 
-fn options(boot: &str, flush_always: bool) -> Options {
+fn options(boot: &str, flush_always: bool) -> OplogOptions {
     // Some six records to a file.
-    Options { file_bytes: 250, flush_always, boot_id: boot.to_owned() }
+    OplogOptions { file_bytes: 250, flush_always, boot_id: boot.to_owned() }
 }
 
 fn record(number: u64) -> Vec<u8> {
     (0..number % 7 * 5).map(|at| (number * 31 + at) as u8).collect()
 }
 
-fn open(disk: &MemoryDisk, options: Options) -> (Log, Opened) {
-    let folder = Folder::take_on(Arc::new(disk.clone()), Path::new(FOLDER)).unwrap();
-    Log::open(Arc::new(folder), options).unwrap()
+fn open(disk: &MemoryDisk, options: OplogOptions) -> (OperationLog, LogRecoveryReport) {
+    let folder = LogDirectory::lock_on(Arc::new(disk.clone()), Path::new(FOLDER)).unwrap();
+    OperationLog::open(Arc::new(folder), options).unwrap()
 }
 
 /// Writes the history: a flush after every fifth record, as a keeper does, and at the end.
@@ -39,10 +39,10 @@ fn write_history(disk: &MemoryDisk, flush_always: bool) {
 }
 
 /// Opens what is there after a fault. Returns the records that follow each other to the end, and whether a loss is reported.
-fn check(files: Files, options: Options, fault: &str) -> (Vec<u64>, bool) {
+fn check(files: FileContents, options: OplogOptions, fault: &str) -> (Vec<u64>, bool) {
     let (log, opened) = open(&MemoryDisk::with(files), options);
     let mut found = Vec::new();
-    let mut reader = log.reader(opened.unbroken_from).unwrap();
+    let mut reader = log.reader(opened.contiguous_from).unwrap();
     while let Some((number, found_record)) = reader.next().unwrap_or_else(|error| panic!("{fault}: {error}"))
     {
         assert_eq!(found_record, record(number), "{fault}: a wrong record");
@@ -62,7 +62,7 @@ fn check(files: Files, options: Options, fault: &str) -> (Vec<u64>, bool) {
     (found, is_told)
 }
 
-fn history() -> Files {
+fn history() -> FileContents {
     let disk = MemoryDisk::default();
     write_history(&disk, false);
     let files = disk.files();
@@ -113,7 +113,7 @@ fn every_lost_flush_is_found_or_was_the_last() {
     let disk = MemoryDisk::default();
     write_history(&disk, true);
     let operations = disk.operations();
-    let flushes = (0..operations.len()).filter(|nth| operations[*nth] == Operation::Flush);
+    let flushes = (0..operations.len()).filter(|nth| operations[*nth] == DiskOperation::Flush);
     for nth in flushes {
         let disk = MemoryDisk::default();
         disk.drop_flush(nth);
@@ -127,7 +127,7 @@ fn every_misdirected_write_is_found() {
     let disk = MemoryDisk::default();
     write_history(&disk, false);
     let operations = disk.operations();
-    for nth in (0..operations.len()).filter(|nth| operations[*nth] == Operation::Write) {
+    for nth in (0..operations.len()).filter(|nth| operations[*nth] == DiskOperation::Write) {
         for offset in (0..300).step_by(7 * STEP) {
             let disk = MemoryDisk::default();
             disk.misdirect(nth, offset);
@@ -155,15 +155,15 @@ fn a_folder_of_an_older_release_is_read() {
 #[test]
 fn no_wrong_entry_of_a_snapshot_is_read() {
     let disk = MemoryDisk::default();
-    let folder = Arc::new(Folder::take_on(Arc::new(disk.clone()), Path::new(FOLDER)).unwrap());
-    let mut writer = snapshot::Writer::begin(Arc::clone(&folder), RECORDS).unwrap();
+    let folder = Arc::new(LogDirectory::lock_on(Arc::new(disk.clone()), Path::new(FOLDER)).unwrap());
+    let mut writer = snapshot::SnapshotWriter::begin(Arc::clone(&folder), RECORDS).unwrap();
     (1..=RECORDS).for_each(|number| writer.write(&record(number)).unwrap());
     writer.finish().unwrap();
     let path = snapshot::list(&folder).unwrap().remove(0).1;
     let whole = disk.files()[&path].clone();
     let read = |bytes: Vec<u8>| {
         let disk = MemoryDisk::with([(path.clone(), bytes)].into());
-        let folder = Folder::take_on(Arc::new(disk), Path::new(FOLDER)).unwrap();
+        let folder = LogDirectory::lock_on(Arc::new(disk), Path::new(FOLDER)).unwrap();
         let mut entries = Vec::new();
         snapshot::read(&folder, &path, |entry| entries.push(entry.to_vec())).map(|()| entries)
     };

@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 const BATCH: usize = 32;
 
 /// Something of libibverbs', given back when dropped.
-pub(super) struct Handle<T> {
+pub(super) struct VerbsHandle<T> {
     pointer: NonNull<T>,
     free: unsafe extern "C" fn(*mut T) -> c_int,
     what: &'static str,
@@ -23,11 +23,11 @@ pub(super) struct Handle<T> {
 
 // SAFETY: libibverbs' objects belong to no thread, and its functions may be called by several threads at once
 // (its manual pages say so of all that are used here).
-unsafe impl<T> Send for Handle<T> {}
+unsafe impl<T> Send for VerbsHandle<T> {}
 // SAFETY: as for Send. A handle lends only the pointer.
-unsafe impl<T> Sync for Handle<T> {}
+unsafe impl<T> Sync for VerbsHandle<T> {}
 
-impl<T> Handle<T> {
+impl<T> VerbsHandle<T> {
     /// Takes what a function of libibverbs has returned; null is an error of the system.
     ///
     /// # Safety
@@ -49,13 +49,13 @@ impl<T> Handle<T> {
     }
 }
 
-impl<T> fmt::Debug for Handle<T> {
+impl<T> fmt::Debug for VerbsHandle<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.what)
     }
 }
 
-impl<T> Drop for Handle<T> {
+impl<T> Drop for VerbsHandle<T> {
     fn drop(&mut self) {
         // SAFETY: see `new`. Whoever uses the pointer borrows the handle, or keeps it in an `Arc`.
         let code = unsafe { (self.free)(self.pointer.as_ptr()) };
@@ -68,40 +68,41 @@ impl<T> Drop for Handle<T> {
 
 /// An opened device. Fields are given back in this order.
 #[derive(Debug)]
-pub(crate) struct Context {
-    queue: Handle<sys::ibv_cq>,
-    channel: Handle<sys::ibv_comp_channel>,
-    pub(super) domain: Handle<sys::ibv_pd>,
-    pub(super) device: Handle<sys::ibv_context>,
+pub(crate) struct VerbsContext {
+    queue: VerbsHandle<sys::ibv_cq>,
+    channel: VerbsHandle<sys::ibv_comp_channel>,
+    pub(super) domain: VerbsHandle<sys::ibv_pd>,
+    pub(super) device: VerbsHandle<sys::ibv_context>,
     pub(super) mtu: u32,
 }
 
 /// How a work request has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Completion {
+pub(crate) struct WorkCompletion {
     pub(crate) id: u64,
     pub(crate) error: Option<String>,
 }
 
-impl Context {
+impl VerbsContext {
     /// Opens the device of this name, with room for `depth` completions.
     pub(crate) fn open(name: &str, port: u8, depth: u32) -> io::Result<Self> {
         let device = open(name)?;
         let mtu = active_mtu(&device, port)?;
         let context = device.pointer();
         // SAFETY: the context is open. The domain's field is dropped before the context's.
-        let domain =
-            unsafe { Handle::new(sys::ibv_alloc_pd(context), sys::ibv_dealloc_pd, "protection domain")? };
+        let domain = unsafe {
+            VerbsHandle::new(sys::ibv_alloc_pd(context), sys::ibv_dealloc_pd, "protection domain")?
+        };
         // SAFETY: as for the domain.
         let channel = unsafe {
             let channel = sys::ibv_create_comp_channel(context);
-            Handle::new(channel, sys::ibv_destroy_comp_channel, "completion channel")?
+            VerbsHandle::new(channel, sys::ibv_destroy_comp_channel, "completion channel")?
         };
         let depth = c_int::try_from(depth).unwrap_or(c_int::MAX);
         // SAFETY: as for the domain; the channel is dropped after the queue too. Nothing is kept for the null pointer.
         let queue = unsafe {
             let queue = sys::ibv_create_cq(context, depth, ptr::null_mut(), channel.pointer(), 0);
-            Handle::new(queue, sys::ibv_destroy_cq, "completion queue")?
+            VerbsHandle::new(queue, sys::ibv_destroy_cq, "completion queue")?
         };
         Ok(Self { queue, channel, domain, device, mtu })
     }
@@ -138,7 +139,7 @@ impl Context {
     }
 
     /// Takes completions from the queue, each once.
-    pub(crate) fn poll(&self) -> io::Result<Vec<Completion>> {
+    pub(crate) fn poll(&self) -> io::Result<Vec<WorkCompletion>> {
         // SAFETY: as for `arm`.
         let take = unsafe { (*self.device.pointer()).ops.poll_cq }.ok_or(io::ErrorKind::Unsupported)?;
         let mut found = [sys::ibv_wc::default(); BATCH];
@@ -150,16 +151,16 @@ impl Context {
     }
 }
 
-fn completion(found: &sys::ibv_wc) -> Completion {
+fn completion(found: &sys::ibv_wc) -> WorkCompletion {
     let error = found.error().map(|(status, vendor)| {
         // SAFETY: the function knows all numbers, and returns text that is never freed.
         let text = unsafe { CStr::from_ptr(sys::ibv_wc_status_str(status)) };
         format!("{} (status {status}, vendor's code {vendor:#x})", text.to_string_lossy())
     });
-    Completion { id: found.wr_id(), error }
+    WorkCompletion { id: found.wr_id(), error }
 }
 
-fn open(name: &str) -> io::Result<Handle<sys::ibv_context>> {
+fn open(name: &str) -> io::Result<VerbsHandle<sys::ibv_context>> {
     let wanted = CString::new(name)?;
     let mut count = 0;
     // SAFETY: the count is written.
@@ -176,7 +177,7 @@ fn open(name: &str) -> io::Result<Handle<sys::ibv_context>> {
     let opened = match found {
         // SAFETY: the device is of the list. An opened one stays valid without it.
         Some(device) => unsafe {
-            Handle::new(sys::ibv_open_device(device), sys::ibv_close_device, "access to the device")
+            VerbsHandle::new(sys::ibv_open_device(device), sys::ibv_close_device, "access to the device")
         },
         None => Err(io::Error::new(io::ErrorKind::NotFound, "libibverbs has no driver for the device")),
     };
@@ -185,7 +186,7 @@ fn open(name: &str) -> io::Result<Handle<sys::ibv_context>> {
     opened
 }
 
-fn active_mtu(device: &Handle<sys::ibv_context>, port: u8) -> io::Result<u32> {
+fn active_mtu(device: &VerbsHandle<sys::ibv_context>, port: u8) -> io::Result<u32> {
     let mut attributes = sys::ibv_port_attr::default();
     // SAFETY: the function writes no more than a whole structure of this kind; the name of the type is that of its
     // beginning, which older programs know.

@@ -5,6 +5,6 @@ mod context;
 mod queue_pair;
 mod registered;
 
-pub(crate) use context::Context;
-pub(crate) use queue_pair::{QueuePair, Work};
-pub use registered::Registered;
+pub(crate) use context::VerbsContext;
+pub(crate) use queue_pair::{QueuePair, WorkRequest};
+pub use registered::RegisteredRegion;

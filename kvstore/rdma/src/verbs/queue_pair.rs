@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use ibverbs_sys as sys;
 
-use super::context::{Context, Handle, checked};
-use super::registered::Registered;
-use crate::device::Device;
+use super::context::{VerbsContext, VerbsHandle, checked};
+use super::registered::RegisteredRegion;
+use crate::device::RdmaDevice;
 use crate::gid::Gid;
-use crate::link::Operation;
+use crate::link::RdmaOperation;
 
 /// Work requests of one queue pair that are under way at most.
 pub(crate) const DEPTH: u32 = 256;
@@ -30,16 +30,16 @@ const NOT_READY: u8 = 12;
 /// A queue pair. It is destroyed when dropped; then no completions of it come any more.
 #[derive(Debug)]
 pub(crate) struct QueuePair {
-    handle: Handle<sys::ibv_qp>,
-    context: Arc<Context>,
+    handle: VerbsHandle<sys::ibv_qp>,
+    context: Arc<VerbsContext>,
 }
 
 /// A read or write of at most 2 GiB.
 #[derive(Debug)]
-pub(crate) struct Work<'a> {
+pub(crate) struct WorkRequest<'a> {
     pub(crate) id: u64,
-    pub(crate) operation: Operation,
-    pub(crate) memory: &'a Registered,
+    pub(crate) operation: RdmaOperation,
+    pub(crate) memory: &'a RegisteredRegion,
     pub(crate) offset: u64,
     pub(crate) len: u32,
     pub(crate) remote: u64,
@@ -47,7 +47,7 @@ pub(crate) struct Work<'a> {
 }
 
 impl QueuePair {
-    pub(crate) fn create(context: &Arc<Context>) -> io::Result<Self> {
+    pub(crate) fn create(context: &Arc<VerbsContext>) -> io::Result<Self> {
         let mut wanted = sys::ibv_qp_init_attr {
             send_cq: context.queue(),
             recv_cq: context.queue(),
@@ -65,7 +65,7 @@ impl QueuePair {
         // SAFETY: domain and queue are of one device, and are kept longer than the queue pair.
         let handle = unsafe {
             let pair = sys::ibv_create_qp(context.domain.pointer(), &raw mut wanted);
-            Handle::new(pair, sys::ibv_destroy_qp, "queue pair")?
+            VerbsHandle::new(pair, sys::ibv_destroy_qp, "queue pair")?
         };
         Ok(Self { handle, context: Arc::clone(context) })
     }
@@ -77,7 +77,7 @@ impl QueuePair {
     }
 
     /// Connects it to the queue pair `number` at a port.
-    pub(crate) fn connect(&self, device: &Device, lid: u16, gid: Gid, number: u32) -> io::Result<()> {
+    pub(crate) fn connect(&self, device: &RdmaDevice, lid: u16, gid: Gid, number: u32) -> io::Result<()> {
         use sys::ibv_qp_attr_mask as mask;
         let access = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
             | sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0
@@ -162,7 +162,7 @@ impl QueuePair {
     }
 
     /// Begins a read or write. The caller keeps the memory until its completion, or until the queue pair is dropped.
-    pub(crate) fn post(&self, work: &Work<'_>) -> io::Result<()> {
+    pub(crate) fn post(&self, work: &WorkRequest<'_>) -> io::Result<()> {
         let region = work.memory.region();
         region.check(work.offset, u64::from(work.len))?;
         let mut element = sys::ibv_sge {
@@ -175,8 +175,8 @@ impl QueuePair {
             sg_list: &raw mut element,
             num_sge: 1,
             opcode: match work.operation {
-                Operation::Read => sys::ibv_wr_opcode::IBV_WR_RDMA_READ,
-                Operation::Write => sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE,
+                RdmaOperation::Read => sys::ibv_wr_opcode::IBV_WR_RDMA_READ,
+                RdmaOperation::Write => sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE,
             },
             send_flags: sys::ibv_send_flags::IBV_SEND_SIGNALED.0,
             ..sys::ibv_send_wr::default()

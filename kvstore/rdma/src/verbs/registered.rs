@@ -6,22 +6,22 @@ use std::ptr;
 use std::sync::Arc;
 
 use ibverbs_sys as sys;
-use moongate_memory::Region;
+use moongate_memory::MappedRegion;
 
-use super::context::{Context, Handle};
+use super::context::{VerbsContext, VerbsHandle};
 
 /// Memory that a device, and through it peers that know the key, may read and write.
 #[derive(Debug)]
-pub struct Registered {
+pub struct RegisteredRegion {
     // Given back before the memory and the device.
-    handle: Handle<sys::ibv_mr>,
-    region: Arc<Region>,
-    _context: Arc<Context>,
+    handle: VerbsHandle<sys::ibv_mr>,
+    region: Arc<MappedRegion>,
+    _context: Arc<VerbsContext>,
 }
 
-impl Registered {
+impl RegisteredRegion {
     /// Registers all of a region. Its pages stay in memory from now on.
-    pub(crate) fn new(context: &Arc<Context>, region: Arc<Region>) -> io::Result<Self> {
+    pub(crate) fn new(context: &Arc<VerbsContext>, region: Arc<MappedRegion>) -> io::Result<Self> {
         let access = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
             | sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0
             | sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
@@ -33,14 +33,14 @@ impl Registered {
         // peers may write it at any time: a region lends no references to its bytes.
         let handle = unsafe {
             let registered = sys::ibv_reg_mr(context.domain.pointer(), start, len, access);
-            Handle::new(registered, sys::ibv_dereg_mr, "registration of memory")?
+            VerbsHandle::new(registered, sys::ibv_dereg_mr, "registration of memory")?
         };
         Ok(Self { handle, region, _context: Arc::clone(context) })
     }
 
     /// The memory.
     #[must_use]
-    pub fn region(&self) -> &Arc<Region> {
+    pub fn region(&self) -> &Arc<MappedRegion> {
         &self.region
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
-use moongate_tier::{Error, Options, Tier};
+use moongate_tier::{FileTier, TierError, TierOptions};
 use tempfile::TempDir;
 
 use super::{BLOCK, content, options};
@@ -16,14 +16,14 @@ const KEYS: u64 = 12;
 const STRIDE: usize = 997;
 
 /// All versions of each key that were ever put; the last one is the present one, and an empty one says that it was removed.
-type Versions = BTreeMap<u64, Vec<Vec<u8>>>;
+type KeyVersions = BTreeMap<u64, Vec<Vec<u8>>>;
 
 /// A closed file with a history of puts, replacements and removals.
 struct FileHistory {
     _folder: TempDir,
-    options: Options,
+    options: TierOptions,
     bytes: Vec<u8>,
-    versions: Versions,
+    versions: KeyVersions,
 }
 
 fn bytes_of(key: u64, version: u64) -> Vec<u8> {
@@ -34,8 +34,8 @@ impl FileHistory {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let options = options(&folder.path().join("tier"), 40, false);
-        let tier = Tier::open(&options).unwrap();
-        let mut versions = Versions::new();
+        let tier = FileTier::open(&options).unwrap();
+        let mut versions = KeyVersions::new();
         for step in 0..20 {
             let key = step % KEYS;
             let version = step / KEYS;
@@ -65,13 +65,13 @@ impl FileHistory {
     /// Opens the file with these bytes, and reads all keys. Returns how many objects are lost.
     fn check(&self, bytes: &[u8], what: &str) -> usize {
         self.write(bytes);
-        let tier = Tier::open(&self.options).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let tier = FileTier::open(&self.options).unwrap_or_else(|error| panic!("{what}: {error}"));
         let mut lost = 0;
         for (key, versions) in &self.versions {
             let present = versions.last().unwrap();
             match tier.get(&key.to_le_bytes()) {
                 Ok(Some(bytes)) => assert!(&bytes == present, "{what}: key {key} has other bytes"),
-                Ok(None) | Err(Error::Damaged { .. }) => lost += usize::from(!present.is_empty()),
+                Ok(None) | Err(TierError::Damaged { .. }) => lost += usize::from(!present.is_empty()),
                 Err(error) => panic!("{what}: key {key}: {error}"),
             }
         }
@@ -133,7 +133,7 @@ fn a_page_that_was_written_elsewhere_is_noticed() {
 fn writes_that_were_lost_make_no_mixture() {
     let history = FileHistory::new();
     history.write(&history.bytes);
-    let tier = Tier::open(&history.options).unwrap();
+    let tier = FileTier::open(&history.options).unwrap();
     let mut versions = history.versions.clone();
     for key in 0..KEYS {
         tier.put(&key.to_le_bytes(), &bytes_of(key, 7)).unwrap();
@@ -148,7 +148,7 @@ fn writes_that_were_lost_make_no_mixture() {
             bytes[at..at + PAGE].copy_from_slice(&after[at..at + PAGE]);
         }
         history.write(&bytes);
-        let tier = Tier::open(&history.options).unwrap();
+        let tier = FileTier::open(&history.options).unwrap();
         for (key, versions) in &versions {
             if let Ok(Some(bytes)) = tier.get(&key.to_le_bytes()) {
                 assert!(versions.contains(&bytes), "round {round}: key {key} has bytes that were never put");
@@ -160,9 +160,9 @@ fn writes_that_were_lost_make_no_mixture() {
 #[test]
 fn a_file_of_a_block_size_that_differs_is_no_damage() {
     let history = FileHistory::new();
-    let other = Options { block: BLOCK * 2, ..history.options.clone() };
+    let other = TierOptions { block: BLOCK * 2, ..history.options.clone() };
     history.write(&history.bytes);
-    let tier = Tier::open(&other).unwrap();
-    assert!(!tier.kept());
+    let tier = FileTier::open(&other).unwrap();
+    assert!(!tier.is_restored());
     assert_eq!(tier.counts().damaged, 0);
 }

@@ -8,16 +8,16 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use moongate_tier::{Error, MAX_KEY, Options, Tier};
+use moongate_tier::{FileTier, MAX_KEY, TierError, TierOptions};
 use proptest::prelude::*;
 
 const BLOCK: u32 = 8192;
 
 /// A file with room for `blocks` blocks.
-fn options(path: &Path, blocks: u64, io_uring: bool) -> Options {
+fn options(path: &Path, blocks: u64, io_uring: bool) -> TierOptions {
     let capacity = (2 << 20) + blocks * u64::from(BLOCK + 4096);
     let capacity = capacity - capacity % (1 << 20);
-    Options { block: BLOCK, io_uring, ..Options::new(path, capacity) }
+    TierOptions { block: BLOCK, io_uring, ..TierOptions::new(path, capacity) }
 }
 
 fn content(seed: u64, len: usize) -> Vec<u8> {
@@ -31,7 +31,7 @@ fn objects_of_all_sizes_come_back() {
     let folder = tempfile::tempdir().unwrap();
     for io_uring in [true, false] {
         let options = options(&folder.path().join("tier"), 2000, io_uring);
-        let tier = Tier::open(&options).unwrap();
+        let tier = FileTier::open(&options).unwrap();
         let block = BLOCK as usize;
         let sizes = [1, 4095, 4096, 4097, block - 1, block, block + 1, 10 * block + 77, 380 * block];
         for size in sizes {
@@ -44,10 +44,10 @@ fn objects_of_all_sizes_come_back() {
             }
         }
         assert_eq!(tier.longest(), 380 * u64::from(BLOCK));
-        assert!(matches!(tier.put(b"x", &vec![0; 380 * block + 1]), Err(Error::Length { .. })));
-        assert!(matches!(tier.put(b"x", b""), Err(Error::Length { .. })));
-        assert!(matches!(tier.put(b"", b"x"), Err(Error::Key(0))));
-        assert!(matches!(tier.put(&[0; MAX_KEY + 1], b"x"), Err(Error::Key(_))));
+        assert!(matches!(tier.put(b"x", &vec![0; 380 * block + 1]), Err(TierError::Length { .. })));
+        assert!(matches!(tier.put(b"x", b""), Err(TierError::Length { .. })));
+        assert!(matches!(tier.put(b"", b"x"), Err(TierError::Key(0))));
+        assert!(matches!(tier.put(&[0; MAX_KEY + 1], b"x"), Err(TierError::Key(_))));
         tier.put(&[0; MAX_KEY], b"x").unwrap();
         assert_eq!(tier.get(b"none").unwrap(), None);
         assert_eq!(tier.counts().damaged, 0);
@@ -59,7 +59,7 @@ fn objects_of_all_sizes_come_back() {
 #[test]
 fn several_are_read_at_once() {
     let folder = tempfile::tempdir().unwrap();
-    let tier = Tier::open(&options(&folder.path().join("tier"), 2000, true)).unwrap();
+    let tier = FileTier::open(&options(&folder.path().join("tier"), 2000, true)).unwrap();
     let keys: Vec<Vec<u8>> = (0..100u8).map(|key| vec![key]).collect();
     for key in &keys {
         tier.put(key, &content(u64::from(key[0]), 20_000)).unwrap();
@@ -81,7 +81,7 @@ fn several_are_read_at_once() {
 fn the_longest_unused_makes_room() {
     let folder = tempfile::tempdir().unwrap();
     let options = options(&folder.path().join("tier"), 200, true);
-    let tier = Tier::open(&options).unwrap();
+    let tier = FileTier::open(&options).unwrap();
     let room = tier.counts().free / u64::from(BLOCK);
     for key in 0..room {
         tier.put(&key.to_le_bytes(), b"small").unwrap();
@@ -98,8 +98,8 @@ fn the_longest_unused_makes_room() {
     assert_eq!(tier.counts().evicted, 3);
     // The order is that of writing when it is opened again.
     drop(tier);
-    let tier = Tier::open(&options).unwrap();
-    assert!(tier.kept());
+    let tier = FileTier::open(&options).unwrap();
+    assert!(tier.is_restored());
     assert_eq!(tier.counts().objects, room - 3 + 1);
     assert_eq!(&*tier.keys()[0], 0u64.to_le_bytes());
     assert_eq!(tier.get(b"large").unwrap().unwrap(), content(1, 3 * BLOCK as usize));
@@ -109,16 +109,16 @@ fn the_longest_unused_makes_room() {
 fn only_one_process_has_it_open() {
     let folder = tempfile::tempdir().unwrap();
     let options = options(&folder.path().join("tier"), 200, true);
-    let tier = Tier::open(&options).unwrap();
-    assert!(matches!(Tier::open(&options), Err(Error::InUse(_))));
+    let tier = FileTier::open(&options).unwrap();
+    assert!(matches!(FileTier::open(&options), Err(TierError::InUse(_))));
     tier.put(b"a", b"moon").unwrap();
     tier.close().unwrap();
-    assert_eq!(Tier::open(&options).unwrap().get(b"a").unwrap().unwrap(), b"moon");
+    assert_eq!(FileTier::open(&options).unwrap().get(b"a").unwrap().unwrap(), b"moon");
     // With other sizes it begins anew, and what was there does not come back with the old ones.
-    let other = Options { block: 4096, ..options.clone() };
-    assert!(!Tier::open(&other).unwrap().kept());
-    let tier = Tier::open(&options).unwrap();
-    assert!(!tier.kept());
+    let other = TierOptions { block: 4096, ..options.clone() };
+    assert!(!FileTier::open(&other).unwrap().is_restored());
+    let tier = FileTier::open(&options).unwrap();
+    assert!(!tier.is_restored());
     assert_eq!(tier.counts().objects, 0);
 }
 
@@ -126,7 +126,7 @@ fn only_one_process_has_it_open() {
 fn what_is_damaged_is_dropped_and_reported_and_never_served() {
     let folder = tempfile::tempdir().unwrap();
     let options = options(&folder.path().join("tier"), 500, true);
-    let tier = Tier::open(&options).unwrap();
+    let tier = FileTier::open(&options).unwrap();
     let keys: Vec<Vec<u8>> = (0..100u8).map(|key| vec![key]).collect();
     for key in &keys {
         tier.put(key, &content(u64::from(key[0]), 20_000)).unwrap();
@@ -143,7 +143,7 @@ fn what_is_damaged_is_dropped_and_reported_and_never_served() {
         file.write_all_at(&[byte[0] ^ (1 << random.u8(..8))], at).unwrap();
     }
     drop(file);
-    let tier = Tier::open(&options).unwrap();
+    let tier = FileTier::open(&options).unwrap();
     let (mut good, mut damaged, mut gone) = (0, 0, 0);
     for key in &keys {
         match tier.get(key) {
@@ -152,7 +152,7 @@ fn what_is_damaged_is_dropped_and_reported_and_never_served() {
                 good += 1;
             }
             Ok(None) => gone += 1,
-            Err(Error::Damaged { .. }) => {
+            Err(TierError::Damaged { .. }) => {
                 damaged += 1;
                 assert_eq!(tier.get(key).unwrap(), None, "dropped");
             }
@@ -165,7 +165,7 @@ fn what_is_damaged_is_dropped_and_reported_and_never_served() {
     let objects = tier.counts().objects;
     drop(tier);
     assert_eq!(
-        Tier::open(&options).unwrap().counts().objects,
+        FileTier::open(&options).unwrap().counts().objects,
         objects,
         "what was dropped does not come back"
     );
@@ -175,20 +175,21 @@ fn what_is_damaged_is_dropped_and_reported_and_never_served() {
 fn a_damaged_superblock_begins_anew_without_the_old_objects() {
     let folder = tempfile::tempdir().unwrap();
     let options = options(&folder.path().join("tier"), 200, true);
-    Tier::open(&options).unwrap().put(b"a", b"moon").unwrap();
+    FileTier::open(&options).unwrap().put(b"a", b"moon").unwrap();
     File::options().write(true).open(&options.path).unwrap().write_all_at(b"x", 30).unwrap();
-    let anew = Tier::open(&options).unwrap();
-    assert!(!anew.kept());
+    let anew = FileTier::open(&options).unwrap();
+    assert!(!anew.is_restored());
     assert_eq!(anew.counts().damaged, 1);
     drop(anew);
-    assert_eq!(Tier::open(&options).unwrap().counts().objects, 0);
+    assert_eq!(FileTier::open(&options).unwrap().counts().objects, 0);
 }
 
 #[test]
 fn threads_read_write_and_remove_while_room_is_made() {
     let folder = tempfile::tempdir().unwrap();
     for io_uring in [true, false] {
-        let tier = Tier::open(&options(&folder.path().join(io_uring.to_string()), 100, io_uring)).unwrap();
+        let tier =
+            FileTier::open(&options(&folder.path().join(io_uring.to_string()), 100, io_uring)).unwrap();
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
             let readers: Vec<_> = (0..3)
@@ -241,7 +242,7 @@ fn threads_read_write_and_remove_while_room_is_made() {
 #[test]
 fn a_panic_while_reading_does_no_harm() {
     let folder = tempfile::tempdir().unwrap();
-    let tier = Tier::open(&options(&folder.path().join("tier"), 500, true)).unwrap();
+    let tier = FileTier::open(&options(&folder.path().join("tier"), 500, true)).unwrap();
     tier.put(b"a", &content(1, 1_000_000)).unwrap();
     for _ in 0..40 {
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -253,28 +254,28 @@ fn a_panic_while_reading_does_no_harm() {
 }
 
 #[derive(Debug, Clone)]
-enum Step {
+enum TierStep {
     Put { key: u8, len: usize },
     Get(u8),
     Remove(u8),
     Reopen,
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<TierStep>> {
     let step = prop_oneof![
-        5 => (0..30u8, 1..60_000usize).prop_map(|(key, len)| Step::Put { key, len }),
-        3 => (0..30u8).prop_map(Step::Get),
-        1 => (0..30u8).prop_map(Step::Remove),
-        1 => Just(Step::Reopen),
+        5 => (0..30u8, 1..60_000usize).prop_map(|(key, len)| TierStep::Put { key, len }),
+        3 => (0..30u8).prop_map(TierStep::Get),
+        1 => (0..30u8).prop_map(TierStep::Remove),
+        1 => Just(TierStep::Reopen),
     ];
     prop::collection::vec(step, 1..40)
 }
 
 /// Objects in the order in which they go: key, seed, length.
 #[derive(Debug, Default)]
-struct Model(Vec<(u8, u64, usize)>);
+struct TierModel(Vec<(u8, u64, usize)>);
 
-impl Model {
+impl TierModel {
     fn blocks(&self) -> usize {
         self.0.iter().map(|(_, _, len)| len.div_ceil(BLOCK as usize)).sum()
     }
@@ -303,29 +304,29 @@ proptest! {
     fn it_holds_what_a_model_holds(steps in steps(), io_uring in any::<bool>()) {
         let folder = tempfile::tempdir().unwrap();
         let options = options(&folder.path().join("tier"), 1, io_uring);
-        let mut tier = Tier::open(&options).unwrap();
+        let mut tier = FileTier::open(&options).unwrap();
         let room = (tier.counts().free / u64::from(BLOCK)) as usize;
-        let mut model = Model::default();
+        let mut model = TierModel::default();
         for (seed, step) in steps.into_iter().enumerate() {
             let seed = seed as u64;
             match step {
-                Step::Put { key, len } => {
+                TierStep::Put { key, len } => {
                     tier.put(&[key], &content(seed, len)).unwrap();
                     model.put(key, seed, len, room);
                 }
-                Step::Get(key) => {
+                TierStep::Get(key) => {
                     let expected = model.get(key).map(|(seed, len)| content(seed, len));
                     prop_assert!(tier.get(&[key]).unwrap() == expected);
                 }
-                Step::Remove(key) => {
+                TierStep::Remove(key) => {
                     let there = model.0.iter().any(|(other, ..)| *other == key);
                     model.0.retain(|(other, ..)| *other != key);
                     prop_assert_eq!(tier.remove(&[key]).unwrap(), there);
                 }
-                Step::Reopen => {
+                TierStep::Reopen => {
                     drop(tier);
-                    tier = Tier::open(&options).unwrap();
-                    prop_assert!(tier.kept());
+                    tier = FileTier::open(&options).unwrap();
+                    prop_assert!(tier.is_restored());
                     // What was asked for is not written down: the order is that of writing.
                     model.0.sort_by_key(|(_, seed, _)| *seed);
                 }

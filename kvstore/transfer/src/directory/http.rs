@@ -29,7 +29,7 @@ impl HttpDirectory {
     }
 
     pub(super) async fn descriptor(&self, name: &str) -> Result<Vec<u8>, DirectoryError> {
-        self.get(&self.key("ram", name)).await?.ok_or_else(|| DirectoryError::Unknown(name.to_owned()))
+        self.get(&self.key("ram", name)).await?.ok_or_else(|| DirectoryError::NotFound(name.to_owned()))
     }
 
     pub(super) async fn rpc(&self, name: &str) -> Result<Option<RpcMeta>, DirectoryError> {
@@ -53,7 +53,7 @@ impl HttpDirectory {
         if status.is_success() { Ok(()) } else { Err(unexpected("PUT", &url, status, &said)) }
     }
 
-    pub(super) async fn withdraw(&self, name: &str) -> Result<(), DirectoryError> {
+    pub(super) async fn unpublish(&self, name: &str) -> Result<(), DirectoryError> {
         for kind in ["ram", "rpc_meta"] {
             self.delete(&self.key(kind, name)).await?;
         }
@@ -67,7 +67,7 @@ impl HttpDirectory {
             match serde_json::from_slice::<RpcMeta>(&stored) {
                 Ok(stored) if stored == *rpc => return Ok(()),
                 Ok(stored) if stored.ip_or_host_name != rpc.ip_or_host_name => {
-                    return Err(DirectoryError::Taken { name: name.to_owned(), at: stored.address() });
+                    return Err(DirectoryError::NameConflict { name: name.to_owned(), at: stored.address() });
                 }
                 _ => self.delete(&url).await?,
             }
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn keys_are_as_nodes_store_them() {
         let url = |cluster| {
-            HttpDirectory::new("http://m:8080/metadata", cluster, moongate_runtime::plain_http())
+            HttpDirectory::new("http://m:8080/metadata", cluster, moongate_runtime::plain_http_client())
                 .unwrap()
                 .key("ram", "127.0.0.1:13102")
         };

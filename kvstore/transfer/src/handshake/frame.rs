@@ -9,7 +9,7 @@ use crate::descriptor::MAX_DESCRIPTOR;
 
 /// What a message is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum HandshakeKind {
     /// Queue pairs of an RDMA connection.
     Connection,
     /// Both sides tell their descriptors.
@@ -22,7 +22,7 @@ pub enum Kind {
     Legacy,
 }
 
-impl Kind {
+impl HandshakeKind {
     fn code(self) -> Option<u8> {
         match self {
             Self::Connection => Some(0),
@@ -33,7 +33,7 @@ impl Kind {
         }
     }
 
-    fn of_first_byte(byte: u8) -> Self {
+    fn from_first_byte(byte: u8) -> Self {
         match byte {
             0 => Self::Connection,
             1 => Self::Metadata,
@@ -46,7 +46,7 @@ impl Kind {
 
 /// The bytes of a message.
 #[must_use]
-pub fn encode(kind: Kind, json: &[u8]) -> Vec<u8> {
+pub fn encode(kind: HandshakeKind, json: &[u8]) -> Vec<u8> {
     let code = kind.code();
     let length = json.len() as u64 + u64::from(code.is_some());
     let mut bytes = Vec::with_capacity(9 + json.len());
@@ -60,7 +60,7 @@ pub fn encode(kind: Kind, json: &[u8]) -> Vec<u8> {
 ///
 /// # Errors
 /// Errors of the stream, and `InvalidData` for a length that no message has.
-pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<(Kind, Vec<u8>)> {
+pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<(HandshakeKind, Vec<u8>)> {
     let length = read_length(stream).await?;
     let length = usize::try_from(length).ok().filter(|length| (1..=MAX_DESCRIPTOR + 1).contains(length));
     let Some(length) = length else {
@@ -73,8 +73,8 @@ pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<(Kind, Ve
     if body.len() < length {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    let kind = body.first().map_or(Kind::Legacy, |first| Kind::of_first_byte(*first));
-    if kind != Kind::Legacy {
+    let kind = body.first().map_or(HandshakeKind::Legacy, |first| HandshakeKind::from_first_byte(*first));
+    if kind != HandshakeKind::Legacy {
         body.remove(0);
     }
     Ok((kind, body))
@@ -103,15 +103,15 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn parse(bytes: &[u8]) -> io::Result<(Kind, Vec<u8>)> {
+    fn parse(bytes: &[u8]) -> io::Result<(HandshakeKind, Vec<u8>)> {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(read(&mut &*bytes))
     }
 
     #[test]
     fn lengths_count_the_kind() {
-        assert_eq!(encode(Kind::Metadata, b"{}"), [3, 0, 0, 0, 0, 0, 0, 0, 1, b'{', b'}']);
-        assert_eq!(encode(Kind::Legacy, b"{}"), [2, 0, 0, 0, 0, 0, 0, 0, b'{', b'}']);
+        assert_eq!(encode(HandshakeKind::Metadata, b"{}"), [3, 0, 0, 0, 0, 0, 0, 0, 1, b'{', b'}']);
+        assert_eq!(encode(HandshakeKind::Legacy, b"{}"), [2, 0, 0, 0, 0, 0, 0, 0, b'{', b'}']);
     }
 
     #[test]
@@ -127,7 +127,7 @@ mod tests {
     proptest! {
         #[test]
         fn messages_survive_the_round_trip(
-            kind in prop::sample::select(vec![Kind::Connection, Kind::Metadata, Kind::Notify, Kind::Probe, Kind::Legacy]),
+            kind in prop::sample::select(vec![HandshakeKind::Connection, HandshakeKind::Metadata, HandshakeKind::Notify, HandshakeKind::Probe, HandshakeKind::Legacy]),
             text in ".{0,200}",
         ) {
             let json = format!("{{{text}}}").into_bytes();

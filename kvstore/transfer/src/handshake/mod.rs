@@ -12,26 +12,31 @@ use moongate_runtime::PeerTls;
 use moongate_runtime::net::TcpStream;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 
-pub use frame::Kind;
+pub use frame::HandshakeKind;
 #[doc(hidden)]
 pub use frame::{encode as encode_message, read as read_message};
-pub use server::{Answers, HandshakeLimits, Node, listen};
+pub use server::{HandshakeHandler, HandshakeLimits, TcpHandshakeHandler, listen};
 
 /// Asks the node at `endpoint`, a `host:port`, and returns the JSON of its answer. The caller limits the time.
 ///
 /// # Errors
 /// When there is no connection, or the answer is none.
-pub async fn ask(endpoint: &str, kind: Kind, json: &[u8]) -> io::Result<Vec<u8>> {
+pub async fn request(endpoint: &str, kind: HandshakeKind, json: &[u8]) -> io::Result<Vec<u8>> {
     let stream = TcpStream::connect(endpoint).await?;
     stream.set_nodelay(true)?;
     exchange(stream, kind, json).await
 }
 
-/// [`ask`] for a node that requires TLS.
+/// [`request`] for a node that requires TLS.
 ///
 /// # Errors
-/// As [`ask`], and when the node is not authenticated.
-pub async fn ask_secured(endpoint: &str, kind: Kind, json: &[u8], tls: &PeerTls) -> io::Result<Vec<u8>> {
+/// As [`request`], and when the node is not authenticated.
+pub async fn request_tls(
+    endpoint: &str,
+    kind: HandshakeKind,
+    json: &[u8],
+    tls: &PeerTls,
+) -> io::Result<Vec<u8>> {
     let stream = TcpStream::connect(endpoint).await?;
     stream.set_nodelay(true)?;
     let host = endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host);
@@ -41,7 +46,7 @@ pub async fn ask_secured(endpoint: &str, kind: Kind, json: &[u8], tls: &PeerTls)
 
 async fn exchange(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
-    kind: Kind,
+    kind: HandshakeKind,
     json: &[u8],
 ) -> io::Result<Vec<u8>> {
     stream.write_all(&frame::encode(kind, json)).await?;

@@ -26,8 +26,8 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use rustix::time::Timespec;
 
-use super::target::Span;
-use crate::plane::{HEADER, Header, Operation, Protocol, UnknownOperation};
+use super::transfer_target::AddressRange;
+use crate::plane::{HEADER, TransferHeader, TransferOperation, TransferProtocol, UnknownOperationError};
 
 /// Bytes that a writer's thread copies are noticed after this time; all other progress is signalled.
 const RECHECK: Duration = Duration::from_millis(1);
@@ -37,7 +37,7 @@ const WRITER_STALL: Duration = Duration::from_millis(250);
 const SENDER_BUFFER: u64 = 4 << 20;
 /// The listener among the sources of events. Connections count from 0.
 const LISTENER: u64 = u64::MAX;
-const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// All connections of a data plane that may carry unacknowledged writes.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ struct WritesInProgress {
 #[derive(Debug)]
 struct WriteInProgress {
     number: u64,
-    span: Span,
+    span: AddressRange,
     connection: Arc<TrackedConnection>,
 }
 
@@ -92,45 +92,45 @@ struct StreamPosition {
     header: [u8; HEADER],
     /// Bytes of the next header that have been taken from the socket.
     filled: usize,
-    stage: Stage,
+    stage: StreamStage,
     /// `completed` when a reader gave up waiting.
     stalled: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum StreamStage {
     /// Between two requests.
     Header,
     /// A body is received.
     Body,
     /// A body is sent. A client sends nothing more until it has all of it, so what arrives now is soon parsed.
-    Answer,
+    Response,
     /// No further unacknowledged write will come.
     Ended,
 }
 
 /// What has been taken from a tracked connection.
-pub(super) enum Received {
+pub(super) enum HeaderProgress {
     /// A whole header, and the write in progress if it began one that is not acknowledged.
-    Header(Header, Option<UnacknowledgedWrite>),
+    Header(TransferHeader, Option<UnacknowledgedWrite>),
     /// A part of one, or nothing.
     Part,
     /// The end of the stream; whether it came within a header.
     End {
         within_header: bool,
     },
-    Malformed(UnknownOperation),
+    Malformed(UnknownOperationError),
 }
 
 /// A read was not served after the writes before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a write there has not ended within {0:?}")]
-pub(super) struct WriteUnfinished(Duration);
+pub(super) struct UnfinishedWriteError(Duration);
 
 /// Whether a read had to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ordered {
-    AtOnce,
+pub(super) enum BarrierOutcome {
+    Immediate,
     Waited,
 }
 
@@ -150,9 +150,9 @@ impl Drop for UnacknowledgedWrite {
 }
 
 /// Connections leave the kernel's queue.
-pub(super) struct AcceptInProgress<'a>(&'a ReadBarrier);
+pub(super) struct AcceptGuard<'a>(&'a ReadBarrier);
 
-impl Drop for AcceptInProgress<'_> {
+impl Drop for AcceptGuard<'_> {
     fn drop(&mut self) {
         self.0.accepts.fetch_add(1, Ordering::SeqCst);
     }
@@ -180,9 +180,9 @@ impl ReadBarrier {
     }
 
     /// Connections are about to be accepted, by one thread at a time, until what this returns is dropped.
-    pub(super) fn begin_accept(&self) -> AcceptInProgress<'_> {
+    pub(super) fn begin_accept(&self) -> AcceptGuard<'_> {
         self.accepts.fetch_add(1, Ordering::SeqCst);
-        AcceptInProgress(self)
+        AcceptGuard(self)
     }
 
     /// A new connection.
@@ -195,7 +195,7 @@ impl ReadBarrier {
             next_header: 0,
             header: [0; HEADER],
             filled: 0,
-            stage: Stage::Header,
+            stage: StreamStage::Header,
             stalled: None,
         };
         let tracked =
@@ -213,7 +213,7 @@ impl ReadBarrier {
         if self.tracked.lock().remove(&connection.id).is_none() {
             return;
         }
-        connection.position.lock().stage = Stage::Ended;
+        connection.position.lock().stage = StreamStage::Ended;
         // Closing the socket would do the same.
         let _ = epoll::delete(&self.arrivals, &*connection.socket);
         self.signal();
@@ -226,7 +226,7 @@ impl ReadBarrier {
     pub(super) fn receive_header(
         self: &Arc<Self>,
         connection: &Arc<TrackedConnection>,
-    ) -> io::Result<Received> {
+    ) -> io::Result<HeaderProgress> {
         self.parsing.fetch_add(1, Ordering::SeqCst);
         let received = connection.receive(self);
         self.parsing.fetch_sub(1, Ordering::SeqCst);
@@ -238,13 +238,17 @@ impl ReadBarrier {
     pub(super) fn expect_header(&self, connection: &TrackedConnection) {
         {
             let mut position = connection.position.lock();
-            position.stage = Stage::Header;
+            position.stage = StreamStage::Header;
             position.completed = position.next_header;
         }
         self.signal();
     }
 
-    fn begin_write(self: &Arc<Self>, connection: &Arc<TrackedConnection>, span: Span) -> UnacknowledgedWrite {
+    fn begin_write(
+        self: &Arc<Self>,
+        connection: &Arc<TrackedConnection>,
+        span: AddressRange,
+    ) -> UnacknowledgedWrite {
         let mut in_progress = self.writes.lock();
         let number = in_progress.next;
         in_progress.next += 1;
@@ -257,13 +261,13 @@ impl ReadBarrier {
     /// kernel's queue.
     ///
     /// # Errors
-    /// [`WriteUnfinished`].
+    /// [`UnfinishedWriteError`].
     pub(super) fn order(
         &self,
-        span: Span,
+        span: AddressRange,
         limit: Duration,
         accept: impl FnOnce(),
-    ) -> Result<Ordered, WriteUnfinished> {
+    ) -> Result<BarrierOutcome, UnfinishedWriteError> {
         // In the order in which bytes move on: from the socket, through a header, to a write. A connection that moves from the kernel's
         // queue to its socket meanwhile could be missed in both.
         let accepts = self.accepts.load(Ordering::SeqCst);
@@ -273,19 +277,20 @@ impl ReadBarrier {
             && self.parsing.load(Ordering::SeqCst) == 0
             && self.writing.load(Ordering::SeqCst) == 0
         {
-            return Ok(Ordered::AtOnce);
+            return Ok(BarrierOutcome::Immediate);
         }
         let until = Instant::now() + limit;
         let has_waited = self.catch_up(until, accept);
-        let ordered = self.wait_for_writes(span, until).ok_or(WriteUnfinished(limit))?;
-        Ok(if has_waited { Ordered::Waited } else { ordered })
+        let ordered = self.wait_for_writes(span, until).ok_or(UnfinishedWriteError(limit))?;
+        Ok(if has_waited { BarrierOutcome::Waited } else { ordered })
     }
 
     /// Waits until what has arrived is in memory, on all connections. Whether that was not so at once.
     fn catch_up(&self, until: Instant, accept: impl FnOnce()) -> bool {
         accept();
         let arrived = self.arrivals();
-        let mut behind: Vec<_> = self.active(&arrived).into_iter().filter_map(Follow::new).collect();
+        let mut behind: Vec<_> =
+            self.active(&arrived).into_iter().filter_map(ConnectionFollower::new).collect();
         behind.retain_mut(|follow| !follow.has_caught_up());
         if behind.is_empty() {
             return false;
@@ -319,7 +324,7 @@ impl ReadBarrier {
     }
 
     /// None if they have not ended in time.
-    fn wait_for_writes(&self, span: Span, until: Instant) -> Option<Ordered> {
+    fn wait_for_writes(&self, span: AddressRange, until: Instant) -> Option<BarrierOutcome> {
         let next = self.writes.lock().next;
         // Not those that begin later, or a reader could wait for one after the other.
         let is_ended = || {
@@ -327,9 +332,9 @@ impl ReadBarrier {
             in_progress.writes.iter().all(|write| write.number >= next || !write.span.overlaps(span))
         };
         if is_ended() {
-            return Some(Ordered::AtOnce);
+            return Some(BarrierOutcome::Immediate);
         }
-        self.wait(until, is_ended).then_some(Ordered::Waited)
+        self.wait(until, is_ended).then_some(BarrierOutcome::Waited)
     }
 
     /// Waits until something is so. False if it is not in time.
@@ -358,7 +363,7 @@ impl ReadBarrier {
     /// Whether any source has unread bytes or connections to accept.
     fn has_arrivals(&self) -> bool {
         let mut events = [const { MaybeUninit::<Event>::uninit() }; 1];
-        match epoll::wait(&self.arrivals, &mut events[..], Some(&AT_ONCE)) {
+        match epoll::wait(&self.arrivals, &mut events[..], Some(&NO_WAIT)) {
             Ok((found, _)) => !found.is_empty(),
             // Unknown, so the slow path decides.
             Err(_) => true,
@@ -369,7 +374,7 @@ impl ReadBarrier {
     fn arrivals(&self) -> Vec<u64> {
         let most = self.tracked.lock().len() + 1;
         let mut events: Vec<Event> = Vec::with_capacity(most);
-        while let Err(error) = epoll::wait(&self.arrivals, spare_capacity(&mut events), Some(&AT_ONCE)) {
+        while let Err(error) = epoll::wait(&self.arrivals, spare_capacity(&mut events), Some(&NO_WAIT)) {
             if error != Errno::INTR {
                 tracing::error!(%error, "reads may overtake writes that are not acknowledged");
                 break;
@@ -381,40 +386,41 @@ impl ReadBarrier {
 }
 
 impl TrackedConnection {
-    fn receive(self: &Arc<Self>, barrier: &Arc<ReadBarrier>) -> io::Result<Received> {
+    fn receive(self: &Arc<Self>, barrier: &Arc<ReadBarrier>) -> io::Result<HeaderProgress> {
         let mut position = self.position.lock();
         let filled = position.filled;
         let got = match rustix::net::recv(&*self.socket, &mut position.header[filled..], RecvFlags::DONTWAIT)
         {
-            Ok((_, 0)) => return Ok(Received::End { within_header: filled > 0 }),
+            Ok((_, 0)) => return Ok(HeaderProgress::End { within_header: filled > 0 }),
             Ok((_, got)) => got,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Part),
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(HeaderProgress::Part),
             Err(error) => return Err(error.into()),
         };
         position.filled += got;
         if position.filled < HEADER {
-            return Ok(Received::Part);
+            return Ok(HeaderProgress::Part);
         }
-        let header = match Header::decode(&position.header) {
+        let header = match TransferHeader::decode(&position.header) {
             Ok(header) => header,
-            Err(error) => return Ok(Received::Malformed(error)),
+            Err(error) => return Ok(HeaderProgress::Malformed(error)),
         };
         position.filled = 0;
         position.next_header += HEADER as u64;
-        let is_unacknowledged = header.protocol == Protocol::V1 && header.operation == Operation::Write;
-        position.stage = if is_unacknowledged { Stage::Body } else { Stage::Answer };
+        let is_unacknowledged =
+            header.protocol == TransferProtocol::V1 && header.operation == TransferOperation::Write;
+        position.stage = if is_unacknowledged { StreamStage::Body } else { StreamStage::Response };
         if !is_unacknowledged {
-            return Ok(Received::Header(header, None));
+            return Ok(HeaderProgress::Header(header, None));
         }
         position.next_header = position.next_header.saturating_add(header.size);
-        let write = barrier.begin_write(self, Span { start: header.address, size: header.size });
-        Ok(Received::Header(header, Some(write)))
+        let write = barrier.begin_write(self, AddressRange { start: header.address, size: header.size });
+        Ok(HeaderProgress::Header(header, Some(write)))
     }
 
     /// How far the stream goes in this kernel, and how much of it is unread. Within a body the former is more than that, by what of
     /// the body has been received. None if no reader has to wait for this connection.
     fn arrived(&self, position: &StreamPosition) -> Option<(u64, u64)> {
-        if position.stage == Stage::Ended || position.stalled == Some(position.completed) {
+        if position.stage == StreamStage::Ended || position.stalled == Some(position.completed) {
             return None;
         }
         let unread = rustix::io::ioctl_fionread(&*self.socket).unwrap_or(0);
@@ -424,52 +430,52 @@ impl TrackedConnection {
 }
 
 /// A connection that a read waits for.
-struct Follow {
+struct ConnectionFollower {
     connection: Arc<TrackedConnection>,
     /// The position before which all that was sent by the read's arrival ends.
-    goal: u64,
+    target_position: u64,
     /// What was seen last while the peer has the turn, and since when.
-    silent: Option<((u64, u64), Instant)>,
+    silent_since: Option<((u64, u64), Instant)>,
 }
 
-impl Follow {
+impl ConnectionFollower {
     /// None if the connection has nothing that a read could overtake.
     fn new(connection: Arc<TrackedConnection>) -> Option<Self> {
         let goal = {
             let position = connection.position.lock();
             let (arrived, unread) = connection.arrived(&position)?;
-            if unread == 0 && position.stage != Stage::Body {
+            if unread == 0 && position.stage != StreamStage::Body {
                 return None;
             }
             arrived.saturating_add(SENDER_BUFFER)
         };
-        Some(Self { connection, goal, silent: None })
+        Some(Self { connection, target_position: goal, silent_since: None })
     }
 
     fn has_caught_up(&mut self) -> bool {
         let mut position = self.connection.position.lock();
         let Some((_, unread)) = self.connection.arrived(&position) else { return true };
         let is_peers_turn = match position.stage {
-            Stage::Header | Stage::Answer if unread == 0 => return true,
-            _ if position.completed >= self.goal => return true,
+            StreamStage::Header | StreamStage::Response if unread == 0 => return true,
+            _ if position.completed >= self.target_position => return true,
             // A peer that sends more before it has its answer may never take that.
-            Stage::Answer => true,
-            Stage::Body => unread == 0,
-            Stage::Header | Stage::Ended => false,
+            StreamStage::Response => true,
+            StreamStage::Body => unread == 0,
+            StreamStage::Header | StreamStage::Ended => false,
         };
         if !is_peers_turn {
-            self.silent = None;
+            self.silent_since = None;
             return false;
         }
         let seen = (position.completed, unread);
-        match self.silent {
+        match self.silent_since {
             Some((last, since)) if last == seen && since.elapsed() >= WRITER_STALL => {
                 position.stalled = Some(position.completed);
                 true
             }
             Some((last, _)) if last == seen => false,
             _ => {
-                self.silent = Some((seen, Instant::now()));
+                self.silent_since = Some((seen, Instant::now()));
                 false
             }
         }

@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 #[cfg(not(feature = "simulation"))]
-use mooncake_wire::capability::Refusal;
+use mooncake_wire::capability::CapabilityError;
 
-use crate::plane::{Operation, Protocol};
+use crate::plane::{TransferOperation, TransferProtocol};
 
 macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -55,7 +55,7 @@ counts! {
     /// Transfers that have broken off: the peer went away, or was too slow.
     failed,
     /// Reads that have waited for writes that are not acknowledged.
-    waited,
+    delayed_reads,
     /// Reads that were refused because such a write has not ended.
     unfinished,
     /// Written bodies that were not what their checksum says.
@@ -77,37 +77,43 @@ counts! {
     /// Connections that have been closed.
     closed,
     /// Connections from addresses that are not allowed.
-    strangers,
+    not_allowed,
     /// Connections that were too many.
-    crowded,
+    over_limit,
     /// Connections without a request that were closed to make room for others.
     evicted,
 }
 
 impl Counts {
     #[cfg(not(feature = "simulation"))]
-    pub(super) fn refused(&self, refusal: Refusal) {
+    pub(super) fn refused(&self, refusal: CapabilityError) {
         let count = match refusal {
-            Refusal::Forged => &self.refused_forged,
-            Refusal::Expired => &self.refused_expired,
-            Refusal::Range => &self.refused_range,
-            Refusal::Rights => &self.refused_rights,
+            CapabilityError::InvalidSignature => &self.refused_forged,
+            CapabilityError::Expired => &self.refused_expired,
+            CapabilityError::OutOfRange => &self.refused_range,
+            CapabilityError::WrongOperation => &self.refused_rights,
         };
         count.fetch_add(1, Relaxed);
     }
 
-    pub(super) fn done(&self, operation: Operation, protocol: Protocol, bytes: u64, nanos: u64) {
+    pub(super) fn record_transfer(
+        &self,
+        operation: TransferOperation,
+        protocol: TransferProtocol,
+        bytes: u64,
+        nanos: u64,
+    ) {
         let (number, sum, time) = match operation {
-            Operation::Read => (&self.reads, &self.read_bytes, &self.read_nanos),
-            Operation::Write => (&self.writes, &self.written_bytes, &self.write_nanos),
+            TransferOperation::Read => (&self.reads, &self.read_bytes, &self.read_nanos),
+            TransferOperation::Write => (&self.writes, &self.written_bytes, &self.write_nanos),
         };
         number.fetch_add(1, Relaxed);
         sum.fetch_add(bytes, Relaxed);
         time.fetch_add(nanos, Relaxed);
         let protocol = match protocol {
-            Protocol::V1 => &self.v1,
-            Protocol::V2 => &self.v2,
-            Protocol::Checked => &self.checked,
+            TransferProtocol::V1 => &self.v1,
+            TransferProtocol::V2 => &self.v2,
+            TransferProtocol::Checked => &self.checked,
         };
         protocol.fetch_add(1, Relaxed);
     }

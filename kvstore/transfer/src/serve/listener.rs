@@ -10,31 +10,31 @@ use std::thread;
 use std::time::Duration;
 
 use moongate_runtime::net::TcpListener;
-use moongate_runtime::{LogInterval, Supervisor};
+use moongate_runtime::{LogRateLimiter, Supervisor};
 use parking_lot::Mutex;
 use rustix::net::{SocketFlags, acceptfrom_with};
 use tokio_util::sync::CancellationToken;
 
 use super::barrier::ReadBarrier;
-use super::connection::Connection;
+use super::connection::PlainConnection;
 use super::counts::Counts;
-use super::registry::{Entered, Place, Registry};
+use super::registry::{AdmittedConnection, ConnectionGuard, ConnectionRegistry};
 use super::secured::SecuredConnection;
-use super::target::Target;
-use super::{Authentication, Options};
+use super::transfer_target::TransferTarget;
+use super::{TransferAuthentication, TransferServerOptions};
 
 /// Bytes of a thread's stack. A connection keeps nothing large on it.
-const STACK: usize = 256 << 10;
+const STACK_BYTES: usize = 256 << 10;
 /// Pause after a failed accept, which mostly means that the process has no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Time between two looks for transfers that take too long.
-const WATCH: Duration = Duration::from_millis(250);
+const WATCHDOG_PERIOD: Duration = Duration::from_millis(250);
 
 /// A data plane that is served.
 #[derive(Debug)]
-pub struct Serving {
-    registry: Arc<Registry>,
+pub struct TransferServer {
+    registry: Arc<ConnectionRegistry>,
     counts: Arc<Counts>,
     /// No further connections.
     stop: CancellationToken,
@@ -42,33 +42,33 @@ pub struct Serving {
     ended: CancellationToken,
 }
 
-/// Serves `target` until [`Serving::drain`]. When the supervisor shuts down, everything is cut.
+/// Serves `target` until [`TransferServer::drain`]. When the supervisor shuts down, everything is cut.
 ///
 /// # Errors
 /// When the process has no file descriptors left.
 pub fn listen(
     listener: TcpListener,
-    target: Arc<dyn Target>,
-    options: Options,
+    target: Arc<dyn TransferTarget>,
+    options: TransferServerOptions,
     supervisor: &Supervisor,
-) -> io::Result<Serving> {
+) -> io::Result<TransferServer> {
     let ended = supervisor.token().child_token();
-    let acceptor = Arc::new(Acceptor {
+    let acceptor = Arc::new(TransferAcceptor {
         barrier: Arc::new(ReadBarrier::new(&listener)?),
         listener: Mutex::new(Some(listener)),
         target,
         options,
-        registry: Arc::new(Registry::new()),
+        registry: Arc::new(ConnectionRegistry::new()),
         counts: Arc::default(),
-        refusals: LogInterval::new(),
+        refusals: LogRateLimiter::new(),
     });
     let (registry, counts) = (Arc::clone(&acceptor.registry), Arc::clone(&acceptor.counts));
-    let serving = Serving { registry, counts, stop: ended.child_token(), ended };
+    let serving = TransferServer { registry, counts, stop: ended.child_token(), ended };
     let registry = Arc::clone(&serving.registry);
     let ended = serving.ended.clone();
     supervisor.spawn_essential("transfer-watch", async move {
-        ended.run_until_cancelled(watch(&registry)).await;
-        registry.cut();
+        ended.run_until_cancelled(run_watchdog(&registry)).await;
+        registry.close_all();
     });
     let stop = serving.stop.clone();
     supervisor.spawn_essential("transfer-listener", async move {
@@ -78,7 +78,7 @@ pub fn listen(
     Ok(serving)
 }
 
-impl Serving {
+impl TransferServer {
     /// What has been done.
     #[must_use]
     pub fn counts(&self) -> &Counts {
@@ -96,45 +96,45 @@ impl Serving {
     pub async fn drain(&self, limit: Duration) -> usize {
         self.stop.cancel();
         self.registry.drain();
-        if tokio::time::timeout(limit, self.registry.emptied()).await.is_ok() {
+        if tokio::time::timeout(limit, self.registry.wait_empty()).await.is_ok() {
             return 0;
         }
         let left = self.registry.len();
-        self.registry.cut();
-        self.registry.emptied().await;
+        self.registry.close_all();
+        self.registry.wait_empty().await;
         left
     }
 }
 
-impl Drop for Serving {
+impl Drop for TransferServer {
     fn drop(&mut self) {
         self.ended.cancel();
-        self.registry.cut();
+        self.registry.close_all();
     }
 }
 
 /// Ends what takes too long. The kernel's limits are for single calls, which a peer can make many of.
-async fn watch(registry: &Registry) {
+async fn run_watchdog(registry: &ConnectionRegistry) {
     loop {
-        tokio::time::sleep(WATCH).await;
+        tokio::time::sleep(WATCHDOG_PERIOD).await;
         registry.end_overdue();
     }
 }
 
 /// Accepts connections, and has what all of them share.
-pub(super) struct Acceptor {
+pub(super) struct TransferAcceptor {
     /// Locked from before a connection leaves the kernel's queue until its writes can be waited for.
     listener: Mutex<Option<TcpListener>>,
     pub(super) barrier: Arc<ReadBarrier>,
-    pub(super) target: Arc<dyn Target>,
-    pub(super) options: Options,
+    pub(super) target: Arc<dyn TransferTarget>,
+    pub(super) options: TransferServerOptions,
     pub(super) counts: Arc<Counts>,
-    registry: Arc<Registry>,
+    registry: Arc<ConnectionRegistry>,
     /// For peers and transfers that are refused.
-    pub(super) refusals: LogInterval,
+    pub(super) refusals: LogRateLimiter,
 }
 
-impl Acceptor {
+impl TransferAcceptor {
     async fn run(self: Arc<Self>) {
         while let Err(error) = poll_fn(|context| self.poll_accept(context)).await {
             tracing::warn!(%error, "cannot take a connection for transfers");
@@ -149,7 +149,7 @@ impl Acceptor {
         let _accepting = self.barrier.begin_accept();
         loop {
             let (stream, peer) = std::task::ready!(listener.poll_accept(context))?;
-            self.take(stream.into_std()?, peer);
+            self.start_connection(stream.into_std()?, peer);
         }
     }
 
@@ -161,7 +161,7 @@ impl Acceptor {
         // What fails here fails again where it is logged.
         while let Ok((socket, Some(peer))) = acceptfrom_with(listener, SocketFlags::CLOEXEC) {
             if let Ok(peer) = peer.try_into() {
-                self.take(socket.into(), peer);
+                self.start_connection(socket.into(), peer);
             }
         }
     }
@@ -170,17 +170,17 @@ impl Acceptor {
         self.listener.lock().take();
     }
 
-    fn take(self: &Arc<Self>, stream: TcpStream, peer: SocketAddr) {
+    fn start_connection(self: &Arc<Self>, stream: TcpStream, peer: SocketAddr) {
         let options = &self.options;
         if !options.peers.allow(peer.ip()) {
-            self.counts.strangers.fetch_add(1, Ordering::Relaxed);
+            self.counts.not_allowed.fetch_add(1, Ordering::Relaxed);
             tracing::debug!(%peer, allowed = %options.peers, "a connection from elsewhere is refused");
             return;
         }
         let (stream, ip) = (Arc::new(stream), peer.ip().to_canonical());
-        let entered = self.registry.enter(&stream, ip, options.connections, options.connections_per_peer);
-        let Ok(Entered { place, has_evicted }) = entered else {
-            self.counts.crowded.fetch_add(1, Ordering::Relaxed);
+        let entered = self.registry.admit(&stream, ip, options.connections, options.connections_per_peer);
+        let Ok(AdmittedConnection { guard: place, has_evicted }) = entered else {
+            self.counts.over_limit.fetch_add(1, Ordering::Relaxed);
             tracing::debug!(%peer, open = self.registry.len(), "a connection too many is refused");
             return;
         };
@@ -197,7 +197,8 @@ impl Acceptor {
         };
         let started = {
             let tracked = Arc::clone(&tracked);
-            let connection = Connection { stream, peer, acceptor: Arc::clone(self), tracked, place };
+            let connection =
+                PlainConnection { stream, peer, acceptor: Arc::clone(self), tracked, guard: place };
             self.start(move || connection.run())
         };
         if let Err(error) = started {
@@ -212,11 +213,11 @@ impl Acceptor {
         self: &Arc<Self>,
         stream: Arc<TcpStream>,
         peer: SocketAddr,
-        place: Place,
-        authentication: Authentication,
+        place: ConnectionGuard,
+        authentication: TransferAuthentication,
     ) {
         let connection =
-            SecuredConnection { stream, peer, acceptor: Arc::clone(self), place, authentication };
+            SecuredConnection { stream, peer, acceptor: Arc::clone(self), guard: place, authentication };
         if let Err(error) = self.start(move || connection.run()) {
             self.counts.closed.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(%peer, %error, "no thread for a connection: it is closed");
@@ -226,10 +227,11 @@ impl Acceptor {
     fn start(&self, serve: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let counts = Arc::clone(&self.counts);
         counts.opened.fetch_add(1, Ordering::Relaxed);
-        let started = thread::Builder::new().name("transfer".to_owned()).stack_size(STACK).spawn(move || {
-            serve();
-            counts.closed.fetch_add(1, Ordering::Relaxed);
-        });
+        let started =
+            thread::Builder::new().name("transfer".to_owned()).stack_size(STACK_BYTES).spawn(move || {
+                serve();
+                counts.closed.fetch_add(1, Ordering::Relaxed);
+            });
         started.map(drop)
     }
 }

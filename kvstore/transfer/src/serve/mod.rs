@@ -15,51 +15,51 @@ mod registry;
 mod secured;
 #[cfg(feature = "simulation")]
 mod simulated;
-mod target;
+mod transfer_target;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use mooncake_wire::capability::{Capability, Fingerprint, Refusal};
+use mooncake_wire::capability::{Capability, CapabilityError, CertificateFingerprint};
 use moongate_runtime::PeerTls;
 
-use crate::peers::Peers;
-use crate::plane::Operation;
+use crate::allowed_peers::AllowedPeers;
+use crate::plane::TransferOperation;
 
 pub use counts::{Counts, Snapshot};
 #[cfg(not(feature = "simulation"))]
-pub use listener::{Serving, listen};
+pub use listener::{TransferServer, listen};
 #[cfg(feature = "simulation")]
-pub use simulated::{DataSocket, Serving, listen};
+pub use simulated::{DataSocket, TransferServer, listen};
 #[cfg(not(feature = "simulation"))]
 pub use std::net::TcpStream as DataSocket;
-pub use target::{Span, Target};
+pub use transfer_target::{AddressRange, TransferTarget};
 
 /// Checks what an authenticated peer may do.
-pub trait Authorizer: Send + Sync + 'static {
+pub trait TransferAuthorizer: Send + Sync + 'static {
     /// Whether the capability that the peer with this certificate has sent allows a transfer.
     ///
     /// # Errors
-    /// [`Refusal`].
+    /// [`CapabilityError`].
     fn check(
         &self,
-        operation: Operation,
-        span: Span,
+        operation: TransferOperation,
+        span: AddressRange,
         capability: &Capability,
-        peer: &Fingerprint,
-    ) -> Result<(), Refusal>;
+        peer: &CertificateFingerprint,
+    ) -> Result<(), CapabilityError>;
 }
 
 /// How peers are authenticated.
 #[derive(Clone)]
-pub struct Authentication {
+pub struct TransferAuthentication {
     /// Connections are TLS, and the peer shows a certificate.
     pub tls: PeerTls,
     /// Each transfer needs a capability.
-    pub authorizer: Arc<dyn Authorizer>,
+    pub authorizer: Arc<dyn TransferAuthorizer>,
 }
 
-impl std::fmt::Debug for Authentication {
+impl std::fmt::Debug for TransferAuthentication {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Authentication").field("tls", &self.tls).finish_non_exhaustive()
     }
@@ -67,11 +67,11 @@ impl std::fmt::Debug for Authentication {
 
 /// What the data plane takes.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct TransferServerOptions {
     /// How peers are authenticated; `None`: anyone from the networks of `peers` may read and write, as the protocol has it.
-    pub authentication: Option<Authentication>,
+    pub authentication: Option<TransferAuthentication>,
     /// Who may connect.
-    pub peers: Peers,
+    pub peers: AllowedPeers,
     /// Connections open at once. Further ones are closed.
     pub connections: usize,
     /// Connections open at once from one address, so that one peer cannot take all of them.
@@ -87,11 +87,11 @@ pub struct Options {
     pub keepalive: Duration,
 }
 
-impl Default for Options {
+impl Default for TransferServerOptions {
     fn default() -> Self {
         Self {
             authentication: None,
-            peers: Peers::all(),
+            peers: AllowedPeers::all(),
             connections: 1024,
             connections_per_peer: 256,
             stall: Duration::from_secs(30),

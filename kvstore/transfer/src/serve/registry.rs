@@ -12,69 +12,69 @@ use tokio::sync::Notify;
 /// What an idle connection has as the time by which it must be done.
 const IDLE: u64 = u64::MAX;
 /// A connection without a request for this time may be closed to make room for another.
-const SILENT: Duration = Duration::from_secs(1);
+const SILENT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// All connections of a data plane.
 #[derive(Debug)]
-pub(super) struct Registry {
-    open: Mutex<Open>,
+pub(super) struct ConnectionRegistry {
+    open: Mutex<OpenConnections>,
     /// Times are counted from here.
-    began: Instant,
+    started: Instant,
     /// Told when the last connection has gone.
     empty: Notify,
     draining: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct Open {
-    connections: HashMap<u64, Entry>,
+struct OpenConnections {
+    connections: HashMap<u64, OpenConnection>,
     by_peer: HashMap<IpAddr, usize>,
     next: u64,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct OpenConnection {
     /// To end a connection whose thread waits.
     stream: Arc<TcpStream>,
     peer: IpAddr,
     accepted: Instant,
-    activity: Arc<Activity>,
+    activity: Arc<ConnectionActivity>,
 }
 
 /// What a connection does.
 #[derive(Debug)]
-struct Activity {
+struct ConnectionActivity {
     /// Milliseconds by which the transfer in progress must be done.
-    until: AtomicU64,
+    deadline_ms: AtomicU64,
     /// Whether the peer has sent a whole header.
     has_requested: AtomicBool,
 }
 
 /// A connection's place among the others, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
-    registry: Arc<Registry>,
+pub(super) struct ConnectionGuard {
+    registry: Arc<ConnectionRegistry>,
     id: u64,
-    activity: Arc<Activity>,
+    activity: Arc<ConnectionActivity>,
 }
 
 /// A connection that was taken in.
 #[derive(Debug)]
-pub(super) struct Entered {
-    pub(super) place: Place,
+pub(super) struct AdmittedConnection {
+    pub(super) guard: ConnectionGuard,
     /// Whether another one has made room for it.
     pub(super) has_evicted: bool,
 }
 
 /// There is no place for a further connection.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Full;
+pub(super) struct ConnectionLimitError;
 
-impl Registry {
+impl ConnectionRegistry {
     pub(super) fn new() -> Self {
         Self {
             open: Mutex::default(),
-            began: Instant::now(),
+            started: Instant::now(),
             empty: Notify::new(),
             draining: AtomicBool::new(false),
         }
@@ -82,16 +82,16 @@ impl Registry {
 
     /// Takes a connection in, unless there are `most` already, or `most_of_peer` of this peer. The oldest one without
     /// a request makes room.
-    pub(super) fn enter(
+    pub(super) fn admit(
         self: &Arc<Self>,
         stream: &Arc<TcpStream>,
         peer: IpAddr,
         most: usize,
         most_of_peer: usize,
-    ) -> Result<Entered, Full> {
+    ) -> Result<AdmittedConnection, ConnectionLimitError> {
         let mut open = self.open.lock();
         if self.is_draining() {
-            return Err(Full);
+            return Err(ConnectionLimitError);
         }
         let of_peer = open.by_peer.get(&peer).copied().unwrap_or_default();
         let has_evicted = if of_peer >= most_of_peer {
@@ -104,11 +104,17 @@ impl Registry {
         let id = open.next;
         open.next += 1;
         *open.by_peer.entry(peer).or_default() += 1;
-        let activity =
-            Arc::new(Activity { until: AtomicU64::new(IDLE), has_requested: AtomicBool::new(false) });
+        let activity = Arc::new(ConnectionActivity {
+            deadline_ms: AtomicU64::new(IDLE),
+            has_requested: AtomicBool::new(false),
+        });
         let (stream, accepted) = (Arc::clone(stream), Instant::now());
-        open.connections.insert(id, Entry { stream, peer, accepted, activity: Arc::clone(&activity) });
-        Ok(Entered { place: Place { registry: Arc::clone(self), id, activity }, has_evicted })
+        open.connections
+            .insert(id, OpenConnection { stream, peer, accepted, activity: Arc::clone(&activity) });
+        Ok(AdmittedConnection {
+            guard: ConnectionGuard { registry: Arc::clone(self), id, activity },
+            has_evicted,
+        })
     }
 
     pub(super) fn is_draining(&self) -> bool {
@@ -123,7 +129,7 @@ impl Registry {
     pub(super) fn drain(&self) {
         self.draining.store(true, Ordering::SeqCst);
         for entry in self.open.lock().connections.values() {
-            if entry.activity.until.load(Ordering::SeqCst) == IDLE {
+            if entry.activity.deadline_ms.load(Ordering::SeqCst) == IDLE {
                 // What the peer has sent already can still be read, so a request that is under way is not lost.
                 let _ = entry.stream.shutdown(Shutdown::Read);
             }
@@ -132,22 +138,22 @@ impl Registry {
 
     /// Ends connections whose transfer takes too long.
     pub(super) fn end_overdue(&self) {
-        let now = self.after(Duration::ZERO);
+        let now = self.deadline_in_ms(Duration::ZERO);
         for entry in self.open.lock().connections.values() {
-            if entry.activity.until.load(Ordering::SeqCst) < now {
+            if entry.activity.deadline_ms.load(Ordering::SeqCst) < now {
                 let _ = entry.stream.shutdown(Shutdown::Both);
             }
         }
     }
 
     /// Milliseconds from the beginning until `time` from now.
-    fn after(&self, time: Duration) -> u64 {
-        let millis = (self.began.elapsed() + time).as_millis();
+    fn deadline_in_ms(&self, time: Duration) -> u64 {
+        let millis = (self.started.elapsed() + time).as_millis();
         u64::try_from(millis).unwrap_or(IDLE - 1)
     }
 
     /// Ends all connections, whatever they are doing.
-    pub(super) fn cut(&self) {
+    pub(super) fn close_all(&self) {
         self.draining.store(true, Ordering::SeqCst);
         for entry in self.open.lock().connections.values() {
             let _ = entry.stream.shutdown(Shutdown::Both);
@@ -155,7 +161,7 @@ impl Registry {
     }
 
     /// Resolves when there is no connection.
-    pub(super) async fn emptied(&self) {
+    pub(super) async fn wait_empty(&self) {
         loop {
             let mut told = std::pin::pin!(self.empty.notified());
             // Enlisted before the count is read, so that an end in between is not missed.
@@ -168,14 +174,14 @@ impl Registry {
     }
 }
 
-impl Open {
+impl OpenConnections {
     /// Closes the oldest connection without a request, of `peer` if that is given.
-    fn evict_silent(&mut self, peer: Option<IpAddr>) -> Result<bool, Full> {
+    fn evict_silent(&mut self, peer: Option<IpAddr>) -> Result<bool, ConnectionLimitError> {
         let silent = self
             .connections
             .iter()
             .filter(|(_, entry)| peer.is_none_or(|peer| peer == entry.peer) && entry.is_silent());
-        let (id, _) = silent.min_by_key(|(id, _)| **id).ok_or(Full)?;
+        let (id, _) = silent.min_by_key(|(id, _)| **id).ok_or(ConnectionLimitError)?;
         let id = *id;
         if let Some(entry) = self.remove(id) {
             let _ = entry.stream.shutdown(Shutdown::Both);
@@ -183,7 +189,7 @@ impl Open {
         Ok(true)
     }
 
-    fn remove(&mut self, id: u64) -> Option<Entry> {
+    fn remove(&mut self, id: u64) -> Option<OpenConnection> {
         let entry = self.connections.remove(&id)?;
         if let Some(number) = self.by_peer.get_mut(&entry.peer) {
             *number -= 1;
@@ -195,16 +201,16 @@ impl Open {
     }
 }
 
-impl Entry {
+impl OpenConnection {
     /// Whether it has neither sent a request nor unread bytes.
     fn is_silent(&self) -> bool {
         !self.activity.has_requested.load(Ordering::SeqCst)
-            && self.accepted.elapsed() >= SILENT
+            && self.accepted.elapsed() >= SILENT_TIMEOUT
             && rustix::io::ioctl_fionread(&*self.stream).is_ok_and(|unread| unread == 0)
     }
 }
 
-impl Place {
+impl ConnectionGuard {
     /// Of all connections that there were, in the order in which they came.
     pub(super) fn id(&self) -> u64 {
         self.id
@@ -212,16 +218,16 @@ impl Place {
 
     /// A transfer begins, and must be done within `time`.
     pub(super) fn busy_for(&self, time: Duration) {
-        self.activity.until.store(self.registry.after(time), Ordering::SeqCst);
+        self.activity.deadline_ms.store(self.registry.deadline_in_ms(time), Ordering::SeqCst);
     }
 
     /// No transfer is in progress.
     pub(super) fn idle(&self) {
-        self.activity.until.store(IDLE, Ordering::SeqCst);
+        self.activity.deadline_ms.store(IDLE, Ordering::SeqCst);
     }
 
     /// The peer has sent a whole header.
-    pub(super) fn has_requested(&self) {
+    pub(super) fn mark_requested(&self) {
         self.activity.has_requested.store(true, Ordering::SeqCst);
     }
 
@@ -235,7 +241,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         let mut open = self.registry.open.lock();
         open.remove(self.id);

@@ -6,50 +6,53 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use mooncake_wire::capability::{CAPABILITY, Capability, Refusal, UnknownRights};
+use mooncake_wire::capability::{CAPABILITY, Capability, CapabilityError, UnknownRightsError};
 use moongate_runtime::BlockingTlsStream;
 
-use super::connection::{LINGER, set_options};
-use super::listener::Acceptor;
-use super::registry::Place;
-use super::target::Span;
-use super::{Authentication, Counts};
-use crate::plane::{self, HEADER, Header, Operation, Protocol, STATUS, Status, UnknownOperation};
+use super::connection::{REFUSED_LINGER, set_options};
+use super::listener::TransferAcceptor;
+use super::registry::ConnectionGuard;
+use super::transfer_target::AddressRange;
+use super::{Counts, TransferAuthentication};
+use crate::plane::{
+    self, HEADER, STATUS, TransferHeader, TransferOperation, TransferProtocol, TransferStatus,
+    UnknownOperationError,
+};
 
 pub(super) struct SecuredConnection {
     pub(super) stream: Arc<TcpStream>,
     pub(super) peer: SocketAddr,
-    pub(super) acceptor: Arc<Acceptor>,
-    pub(super) place: Place,
-    pub(super) authentication: Authentication,
+    pub(super) acceptor: Arc<TransferAcceptor>,
+    pub(super) guard: ConnectionGuard,
+    pub(super) authentication: TransferAuthentication,
 }
 
 /// A request, and what allows it.
-struct Request {
-    operation: Operation,
-    span: Span,
+struct SecuredRequest {
+    operation: TransferOperation,
+    span: AddressRange,
     capability: Capability,
 }
 
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
-enum End {
+enum SecuredCloseReason {
     #[error("was not authenticated: {0}")]
     Unauthenticated(io::Error),
     #[error("requested {0}, which is not within this node's memory or cannot be read")]
-    Rejected(Span),
+    Rejected(AddressRange),
     #[error("requested {span}: {refusal}")]
-    Refused { span: Span, refusal: Refusal },
+    Refused { span: AddressRange, refusal: CapabilityError },
     #[error("sent an invalid header: {0}")]
-    Operation(#[from] UnknownOperation),
+    Operation(#[from] UnknownOperationError),
     #[error("sent a header of the protocol {0:?}; with TLS only the checked protocol is spoken")]
-    Protocol(Protocol),
+    Protocol(TransferProtocol),
     #[error("sent an invalid capability: {0}")]
-    Capability(#[from] UnknownRights),
+    Capability(#[from] UnknownRightsError),
     #[error("broke off in the middle of {span}: {error}")]
-    Failed { span: Span, error: io::Error },
+    Failed { span: AddressRange, error: io::Error },
     #[error("broke off in the middle of a header")]
-    HalfHeader,
+    TruncatedHeader,
     /// In order.
     #[error("closed")]
     Closed,
@@ -60,20 +63,27 @@ impl SecuredConnection {
     pub(super) fn run(self) {
         let end = match self.accept() {
             Ok(mut stream) => self.transfers(&mut stream),
-            Err(error) => End::Unauthenticated(error),
+            Err(error) => SecuredCloseReason::Unauthenticated(error),
         };
         let counts = self.counts();
         match &end {
-            End::Unauthenticated(_) => _ = counts.unauthenticated.fetch_add(1, Ordering::Relaxed),
-            End::Refused { refusal, .. } => counts.refused(*refusal),
-            End::Rejected(_) => _ = counts.rejected.fetch_add(1, Ordering::Relaxed),
-            End::Operation(_) | End::Protocol(_) | End::Capability(_) => {
+            SecuredCloseReason::Unauthenticated(_) => {
+                _ = counts.unauthenticated.fetch_add(1, Ordering::Relaxed);
+            }
+            SecuredCloseReason::Refused { refusal, .. } => counts.refused(*refusal),
+            SecuredCloseReason::Rejected(_) => _ = counts.rejected.fetch_add(1, Ordering::Relaxed),
+            SecuredCloseReason::Operation(_)
+            | SecuredCloseReason::Protocol(_)
+            | SecuredCloseReason::Capability(_) => {
                 counts.malformed.fetch_add(1, Ordering::Relaxed);
             }
-            End::Failed { .. } | End::HalfHeader => _ = counts.failed.fetch_add(1, Ordering::Relaxed),
-            End::Closed => return,
+            SecuredCloseReason::Failed { .. } | SecuredCloseReason::TruncatedHeader => {
+                _ = counts.failed.fetch_add(1, Ordering::Relaxed);
+            }
+            SecuredCloseReason::Closed => return,
         }
-        let is_refused = matches!(end, End::Unauthenticated(_) | End::Refused { .. });
+        let is_refused =
+            matches!(end, SecuredCloseReason::Unauthenticated(_) | SecuredCloseReason::Refused { .. });
         if is_refused && self.acceptor.refusals.is_due() {
             tracing::warn!(peer = %self.peer, "a peer {end}; its connection is closed");
         } else {
@@ -90,22 +100,22 @@ impl SecuredConnection {
     }
 
     fn accept(&self) -> io::Result<BlockingTlsStream> {
-        self.place.busy_for(self.stall());
+        self.guard.busy_for(self.stall());
         set_options(&self.stream, &self.acceptor.options)?;
         self.authentication.tls.accept_blocking(self.stream.try_clone()?)
     }
 
-    fn transfers(&self, stream: &mut BlockingTlsStream) -> End {
+    fn transfers(&self, stream: &mut BlockingTlsStream) -> SecuredCloseReason {
         loop {
-            self.place.idle();
-            if self.place.is_draining() {
-                return End::Closed;
+            self.guard.idle();
+            if self.guard.is_draining() {
+                return SecuredCloseReason::Closed;
             }
             let request = match self.request(stream) {
                 Ok(request) => request,
                 Err(end) => return end,
             };
-            self.place.has_requested();
+            self.guard.mark_requested();
             if let Err(end) = self.transfer(stream, &request) {
                 return end;
             }
@@ -113,77 +123,88 @@ impl SecuredConnection {
     }
 
     /// Waits for the next request. A peer may be silent between two for as long as it likes.
-    fn request(&self, stream: &mut BlockingTlsStream) -> Result<Request, End> {
+    fn request(&self, stream: &mut BlockingTlsStream) -> Result<SecuredRequest, SecuredCloseReason> {
         let mut bytes = [0; HEADER + CAPABILITY];
         let mut filled = 0;
         while let Some(rest) = bytes.get_mut(filled..).filter(|rest| !rest.is_empty()) {
             match stream.read(rest) {
-                Ok(0) if filled == 0 => return Err(End::Closed),
-                Ok(0) => return Err(End::HalfHeader),
+                Ok(0) if filled == 0 => return Err(SecuredCloseReason::Closed),
+                Ok(0) => return Err(SecuredCloseReason::TruncatedHeader),
                 Ok(more) => {
                     if filled == 0 {
-                        self.place.busy_for(self.stall());
+                        self.guard.busy_for(self.stall());
                     }
                     filled += more;
                 }
-                Err(error) => self.continue_after(&error, filled > 0)?,
+                Err(error) => self.should_continue(&error, filled > 0)?,
             }
         }
         let (mut header, mut capability) = ([0; HEADER], [0; CAPABILITY]);
         header.copy_from_slice(&bytes[..HEADER]);
         capability.copy_from_slice(&bytes[HEADER..]);
-        let Header { size, address, operation, protocol } = Header::decode(&header)?;
-        if protocol != Protocol::Checked {
-            return Err(End::Protocol(protocol));
+        let TransferHeader { size, address, operation, protocol } = TransferHeader::decode(&header)?;
+        if protocol != TransferProtocol::Checked {
+            return Err(SecuredCloseReason::Protocol(protocol));
         }
         let capability = Capability::decode(&capability)?;
-        Ok(Request { operation, span: Span { start: address, size }, capability })
+        Ok(SecuredRequest { operation, span: AddressRange { start: address, size }, capability })
     }
 
     /// Whether a header is waited for after an error of the socket.
-    fn continue_after(&self, error: &io::Error, within_header: bool) -> Result<(), End> {
+    fn should_continue(&self, error: &io::Error, within_header: bool) -> Result<(), SecuredCloseReason> {
         match error.kind() {
             io::ErrorKind::Interrupted => Ok(()),
-            _ if within_header => Err(End::HalfHeader),
-            io::ErrorKind::WouldBlock if !self.place.is_draining() && !self.place.is_silent() => Ok(()),
-            _ => Err(End::Closed),
+            _ if within_header => Err(SecuredCloseReason::TruncatedHeader),
+            io::ErrorKind::WouldBlock if !self.guard.is_draining() && !self.guard.is_silent() => Ok(()),
+            _ => Err(SecuredCloseReason::Closed),
         }
     }
 
-    fn transfer(&self, stream: &mut BlockingTlsStream, request: &Request) -> Result<(), End> {
+    fn transfer(
+        &self,
+        stream: &mut BlockingTlsStream,
+        request: &SecuredRequest,
+    ) -> Result<(), SecuredCloseReason> {
         let began = Instant::now();
-        let Request { operation, span, .. } = *request;
+        let SecuredRequest { operation, span, .. } = *request;
         let slow = Duration::from_secs(span.size / self.acceptor.options.slowest.max(1));
-        self.place.busy_for(self.stall() + slow);
+        self.guard.busy_for(self.stall() + slow);
         if let Err((status, end)) = self.admit(stream, request) {
             reject(stream, status);
             return Err(end);
         }
         let moved = match operation {
-            Operation::Read => self.read(stream, span),
-            Operation::Write => self.write(stream, span),
+            TransferOperation::Read => self.read(stream, span),
+            TransferOperation::Write => self.write(stream, span),
         };
-        moved.map_err(|error| End::Failed { span, error })?;
+        moved.map_err(|error| SecuredCloseReason::Failed { span, error })?;
         let nanos = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.counts().done(operation, Protocol::Checked, span.size, nanos);
+        self.counts().record_transfer(operation, TransferProtocol::Checked, span.size, nanos);
         Ok(())
     }
 
     /// Checks the capability first, so that a peer without one gets no information about the memory.
-    fn admit(&self, stream: &BlockingTlsStream, request: &Request) -> Result<(), (Status, End)> {
-        let Request { operation, span, ref capability } = *request;
+    fn admit(
+        &self,
+        stream: &BlockingTlsStream,
+        request: &SecuredRequest,
+    ) -> Result<(), (TransferStatus, SecuredCloseReason)> {
+        let SecuredRequest { operation, span, ref capability } = *request;
         let checked = self.authentication.authorizer.check(operation, span, capability, &stream.peer());
-        checked.map_err(|refusal| (Status::Refused(refusal), End::Refused { span, refusal }))?;
+        checked.map_err(|refusal| {
+            (TransferStatus::Refused(refusal), SecuredCloseReason::Refused { span, refusal })
+        })?;
         let target = &self.acceptor.target;
         let possible = span.size > 0 && span.start.checked_add(span.size).is_some();
-        let may =
-            possible && target.contains(span) && (operation == Operation::Write || target.readable(span));
-        if may { Ok(()) } else { Err((Status::Rejected, End::Rejected(span))) }
+        let may = possible
+            && target.contains(span)
+            && (operation == TransferOperation::Write || target.is_readable(span));
+        if may { Ok(()) } else { Err((TransferStatus::Rejected, SecuredCloseReason::Rejected(span))) }
     }
 
     /// The peer reads.
-    fn read(&self, stream: &mut BlockingTlsStream, span: Span) -> io::Result<()> {
-        stream.write_all(&Status::Ok.encode())?;
+    fn read(&self, stream: &mut BlockingTlsStream, span: AddressRange) -> io::Result<()> {
+        stream.write_all(&TransferStatus::Ok.encode())?;
         let target = &self.acceptor.target;
         let sent = target.send_to(stream, span)?;
         // What was noted when the bytes were written also shows whether they have changed since.
@@ -193,7 +214,7 @@ impl SecuredConnection {
     }
 
     /// The peer writes.
-    fn write(&self, stream: &mut BlockingTlsStream, span: Span) -> io::Result<()> {
+    fn write(&self, stream: &mut BlockingTlsStream, span: AddressRange) -> io::Result<()> {
         let mut whole = |source: &mut dyn Read, crc: u32| {
             let mut trailer = [0; STATUS];
             source.read_exact(&mut trailer)?;
@@ -204,16 +225,16 @@ impl SecuredConnection {
             self.counts().damaged.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(peer = %self.peer, "{span} are not what was sent: another peer wrote to them too");
         }
-        stream.write_all(&if is_whole { Status::Ok } else { Status::Damaged }.encode())?;
+        stream.write_all(&if is_whole { TransferStatus::Ok } else { TransferStatus::Damaged }.encode())?;
         stream.flush()
     }
 }
 
 /// Reports a refusal. A connection that is closed with unread bytes in it discards the answer, so the beginning of the body is read.
-fn reject(stream: &mut BlockingTlsStream, status: Status) {
+fn reject(stream: &mut BlockingTlsStream, status: TransferStatus) {
     let sent = stream.write_all(&status.encode()).and_then(|()| stream.close());
-    let sent = sent.and_then(|()| stream.socket().set_read_timeout(Some(LINGER)));
-    let until = Instant::now() + LINGER;
+    let sent = sent.and_then(|()| stream.socket().set_read_timeout(Some(REFUSED_LINGER)));
+    let until = Instant::now() + REFUSED_LINGER;
     let mut unread = [0; 16 << 10];
     let mut socket = stream.socket();
     while sent.is_ok() && Instant::now() < until {

@@ -1,6 +1,6 @@
 //! The data plane on a simulated network: one task per connection in the place of a thread.
 //!
-//! Requests, answers and their order are those of `connection.rs`, and so are the calls of [`Target`]. Kernel calls that move bytes
+//! Requests, answers and their order are those of `connection.rs`, and so are the calls of [`TransferTarget`]. Kernel calls that move bytes
 //! between a socket and the memory are replaced by copies, and limits of time and number are left out.
 
 use std::io;
@@ -14,8 +14,10 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_util::sync::CancellationToken;
 
-use super::{Counts, Options, Span, Target};
-use crate::plane::{self, HEADER, Header, Operation, Protocol, STATUS, Status};
+use super::{AddressRange, Counts, TransferServerOptions, TransferTarget};
+use crate::plane::{
+    self, HEADER, STATUS, TransferHeader, TransferOperation, TransferProtocol, TransferStatus,
+};
 
 /// Pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -41,24 +43,24 @@ impl DataSocket {
 
 /// A data plane that is served.
 #[derive(Debug)]
-pub struct Serving {
+pub struct TransferServer {
     counts: Arc<Counts>,
     open: Arc<AtomicUsize>,
     stop: CancellationToken,
 }
 
-/// Serves `target` until [`Serving::drain`]. When the supervisor shuts down, everything is cut.
+/// Serves `target` until [`TransferServer::drain`]. When the supervisor shuts down, everything is cut.
 ///
 /// # Errors
 /// None.
 pub fn listen(
     listener: TcpListener,
-    target: Arc<dyn Target>,
-    options: Options,
+    target: Arc<dyn TransferTarget>,
+    options: TransferServerOptions,
     supervisor: &Supervisor,
-) -> io::Result<Serving> {
+) -> io::Result<TransferServer> {
     let stop = supervisor.token().child_token();
-    let serving = Serving { counts: Arc::default(), open: Arc::default(), stop: stop.clone() };
+    let serving = TransferServer { counts: Arc::default(), open: Arc::default(), stop: stop.clone() };
     let (counts, open, tasks) = (Arc::clone(&serving.counts), Arc::clone(&serving.open), supervisor.clone());
     supervisor.spawn_essential("transfer-listener", async move {
         let accept = async {
@@ -68,13 +70,13 @@ pub fn listen(
                     continue;
                 };
                 if !options.peers.allow(peer.ip()) {
-                    counts.strangers.fetch_add(1, Ordering::Relaxed);
+                    counts.not_allowed.fetch_add(1, Ordering::Relaxed);
                     continue;
                 }
                 counts.opened.fetch_add(1, Ordering::Relaxed);
                 open.fetch_add(1, Ordering::Relaxed);
                 let connection =
-                    Connection { stream, target: Arc::clone(&target), counts: Arc::clone(&counts) };
+                    SimulatedConnection { stream, target: Arc::clone(&target), counts: Arc::clone(&counts) };
                 let (counts, open, stop) = (Arc::clone(&counts), Arc::clone(&open), stop.clone());
                 tasks.spawn("transfer", async move {
                     // An error here means that the peer is gone, so there is no one to report it to.
@@ -89,7 +91,7 @@ pub fn listen(
     Ok(serving)
 }
 
-impl Serving {
+impl TransferServer {
     /// What has been done.
     #[must_use]
     pub fn counts(&self) -> &Counts {
@@ -110,56 +112,56 @@ impl Serving {
     }
 }
 
-impl Drop for Serving {
+impl Drop for TransferServer {
     fn drop(&mut self) {
         self.stop.cancel();
     }
 }
 
-struct Connection {
+struct SimulatedConnection {
     stream: TcpStream,
-    target: Arc<dyn Target>,
+    target: Arc<dyn TransferTarget>,
     counts: Arc<Counts>,
 }
 
-impl Connection {
+impl SimulatedConnection {
     async fn run(mut self) -> io::Result<()> {
         loop {
             let mut header = [0; HEADER];
             self.stream.read_exact(&mut header).await?;
-            let header = Header::decode(&header).map_err(io::Error::other)?;
-            let span = Span { start: header.address, size: header.size };
-            if !self.may(header.operation, span) {
+            let header = TransferHeader::decode(&header).map_err(io::Error::other)?;
+            let span = AddressRange { start: header.address, size: header.size };
+            if !self.is_allowed(header.operation, span) {
                 self.counts.rejected.fetch_add(1, Ordering::Relaxed);
-                if header.protocol != Protocol::V1 {
-                    self.stream.write_all(&Status::Rejected.encode()).await?;
+                if header.protocol != TransferProtocol::V1 {
+                    self.stream.write_all(&TransferStatus::Rejected.encode()).await?;
                     self.stream.shutdown().await?;
                 }
                 return Ok(());
             }
             let moved = match header.operation {
-                Operation::Read => self.read(span, header.protocol).await,
-                Operation::Write => self.write(span, header.protocol).await,
+                TransferOperation::Read => self.read(span, header.protocol).await,
+                TransferOperation::Write => self.write(span, header.protocol).await,
             };
             if moved.is_err() {
                 self.counts.failed.fetch_add(1, Ordering::Relaxed);
             }
             moved?;
-            self.counts.done(header.operation, header.protocol, span.size, 0);
+            self.counts.record_transfer(header.operation, header.protocol, span.size, 0);
         }
     }
 
-    fn may(&self, operation: Operation, span: Span) -> bool {
+    fn is_allowed(&self, operation: TransferOperation, span: AddressRange) -> bool {
         let possible = span.size > 0 && span.start.checked_add(span.size).is_some();
         possible
             && self.target.contains(span)
-            && (operation == Operation::Write || self.target.readable(span))
+            && (operation == TransferOperation::Write || self.target.is_readable(span))
     }
 
     /// The peer reads.
-    async fn read(&mut self, span: Span, protocol: Protocol) -> io::Result<()> {
-        if protocol != Protocol::V1 {
-            self.stream.write_all(&Status::Ok.encode()).await?;
+    async fn read(&mut self, span: AddressRange, protocol: TransferProtocol) -> io::Result<()> {
+        if protocol != TransferProtocol::V1 {
+            self.stream.write_all(&TransferStatus::Ok.encode()).await?;
         }
         let socket = DataSocket::default();
         let crc = match self.target.checksum(span) {
@@ -170,18 +172,18 @@ impl Connection {
             None => self.target.send_summed(&socket, span)?,
         };
         self.stream.write_all(&socket.received()).await?;
-        if protocol == Protocol::Checked {
+        if protocol == TransferProtocol::Checked {
             self.stream.write_all(&plane::trailer(crc)).await?;
         }
         Ok(())
     }
 
     /// The peer writes. As much as arrives is in the memory afterwards, as a kernel leaves it.
-    async fn write(&mut self, span: Span, protocol: Protocol) -> io::Result<()> {
-        let checked = protocol == Protocol::Checked;
+    async fn write(&mut self, span: AddressRange, protocol: TransferProtocol) -> io::Result<()> {
+        let checked = protocol == TransferProtocol::Checked;
         let socket = DataSocket::default();
         let mut trailer = [0; STATUS];
-        let arrived = self.arrive(span.size, &socket, checked.then_some(&mut trailer)).await;
+        let arrived = self.receive_body(span.size, &socket, checked.then_some(&mut trailer)).await;
         let mut whole = |crc: Option<u32>| match &arrived {
             Ok(()) => Ok(!checked || plane::checksum(trailer) == crc),
             Err(error) => Err(error.kind().into()),
@@ -191,13 +193,13 @@ impl Connection {
             self.counts.damaged.fetch_add(1, Ordering::Relaxed);
         }
         match protocol {
-            Protocol::V1 => Ok(()),
-            _ if is_whole => self.stream.write_all(&Status::Ok.encode()).await,
-            _ => self.stream.write_all(&Status::Damaged.encode()).await,
+            TransferProtocol::V1 => Ok(()),
+            _ if is_whole => self.stream.write_all(&TransferStatus::Ok.encode()).await,
+            _ => self.stream.write_all(&TransferStatus::Damaged.encode()).await,
         }
     }
 
-    async fn arrive(
+    async fn receive_body(
         &mut self,
         size: u64,
         socket: &DataSocket,

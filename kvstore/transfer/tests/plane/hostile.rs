@@ -2,63 +2,67 @@
 
 use std::time::Duration;
 
-use moongate_transfer::Protocol;
+use moongate_transfer::TransferProtocol;
 use moongate_transfer::plane::trailer;
-use moongate_transfer::serve::Options;
+use moongate_transfer::serve::TransferServerOptions;
 
-use crate::node::{BASE, LIMIT, Node, SIZE, content, until};
+use crate::node::{BASE, LIMIT, SIZE, TestTransferNode, content, until};
 
-fn impatient() -> Options {
-    Options { stall: Duration::from_millis(50), slowest: u64::MAX, ..Options::default() }
+fn short_timeouts() -> TransferServerOptions {
+    TransferServerOptions {
+        stall: Duration::from_millis(50),
+        slowest: u64::MAX,
+        ..TransferServerOptions::default()
+    }
 }
 
 #[tokio::test]
 async fn headers_that_are_none_end_the_connection() {
-    let node = Node::start(Options::default()).await;
+    let node = TestTransferNode::start(TransferServerOptions::default()).await;
     for operation in [2_u8, 0x40, 0x41, 0x82, 0xff] {
-        let mut raw = node.stranger().await;
+        let mut raw = node.connect_raw().await;
         let mut header = [0; 24];
         header[16] = operation;
         raw.send(&header).await;
-        assert!(raw.rest().await.is_empty());
+        assert!(raw.read_to_end().await.is_empty());
     }
-    let mut raw = node.stranger().await;
+    let mut raw = node.connect_raw().await;
     raw.send(b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n").await;
-    assert!(raw.rest().await.is_empty());
+    assert!(raw.read_to_end().await.is_empty());
     let counts = || node.serving.counts().snapshot();
     until(|| counts().malformed + counts().rejected == 6).await;
 }
 
 #[tokio::test]
 async fn sizes_without_measure_are_refused_at_once() {
-    let node = Node::start(Options::default()).await;
+    let node = TestTransferNode::start(TransferServerOptions::default()).await;
     for (start, size) in
         [(BASE, u64::MAX), (u64::MAX, 1), (u64::MAX, u64::MAX), (BASE, SIZE as u64 + 1), (BASE, 0), (0, 0)]
     {
         for writes in [true, false] {
-            let mut raw = node.raw(Protocol::V2, writes, start, size).await;
+            let mut raw = node.raw(TransferProtocol::V2, writes, start, size).await;
             assert_eq!(raw.status().await, Some(1), "{size} bytes at {start:#x}");
-            assert!(raw.rest().await.is_empty());
-            assert!(node.raw(Protocol::V1, writes, start, size).await.rest().await.is_empty());
+            assert!(raw.read_to_end().await.is_empty());
+            assert!(node.raw(TransferProtocol::V1, writes, start, size).await.read_to_end().await.is_empty());
         }
     }
 }
 
 #[tokio::test]
 async fn whoever_stops_in_the_middle_is_left() {
-    let node = Node::start(impatient()).await;
-    let mut half_header = node.stranger().await;
+    let node = TestTransferNode::start(short_timeouts()).await;
+    let mut half_header = node.connect_raw().await;
     half_header.send(&[1; 23]).await;
-    let mut half_body = node.raw(Protocol::V2, true, BASE, 1000).await;
+    let mut half_body = node.raw(TransferProtocol::V2, true, BASE, 1000).await;
     half_body.send(&[1; 999]).await;
     // Asks for more than the kernel keeps for it, and takes none of it.
-    let deaf = node.raw(Protocol::V1, false, BASE, SIZE as u64).await;
-    let mut neighbour = node.connect(Protocol::Checked).await;
+    let deaf = node.raw(TransferProtocol::V1, false, BASE, SIZE as u64).await;
+    let mut neighbour = node.connect(TransferProtocol::Checked).await;
     neighbour.write(BASE + 5000, b"undisturbed").await.unwrap();
-    assert!(half_header.rest().await.is_empty());
-    assert!(half_body.rest().await.is_empty());
+    assert!(half_header.read_to_end().await.is_empty());
+    assert!(half_body.read_to_end().await.is_empty());
     until(|| node.serving.counts().snapshot().failed == 3).await;
-    assert!(deaf.rest().await.len() < SIZE);
+    assert!(deaf.read_to_end().await.len() < SIZE);
     let mut read = [0; 11];
     neighbour.read(BASE + 5000, &mut read).await.unwrap();
     assert_eq!(&read, b"undisturbed");
@@ -67,8 +71,12 @@ async fn whoever_stops_in_the_middle_is_left() {
 
 #[tokio::test]
 async fn whoever_sends_a_byte_now_and_then_is_left_too() {
-    let node = Node::start(Options { stall: Duration::from_millis(300), ..impatient() }).await;
-    let mut slow = node.raw(Protocol::V2, true, BASE, SIZE as u64).await;
+    let node = TestTransferNode::start(TransferServerOptions {
+        stall: Duration::from_millis(300),
+        ..short_timeouts()
+    })
+    .await;
+    let mut slow = node.raw(TransferProtocol::V2, true, BASE, SIZE as u64).await;
     // More often than the limit for silence, and for much longer than the whole may take.
     let sends = async {
         loop {
@@ -84,8 +92,8 @@ async fn whoever_sends_a_byte_now_and_then_is_left_too() {
 
 #[tokio::test]
 async fn silence_between_transfers_is_nobodys_fault() {
-    let node = Node::start(impatient()).await;
-    let mut connection = node.connect(Protocol::V2).await;
+    let node = TestTransferNode::start(short_timeouts()).await;
+    let mut connection = node.connect(TransferProtocol::V2).await;
     connection.write(BASE, b"first").await.unwrap();
     tokio::time::sleep(Duration::from_millis(200)).await;
     connection.write(BASE, b"other").await.unwrap();
@@ -93,34 +101,42 @@ async fn silence_between_transfers_is_nobodys_fault() {
 
 #[tokio::test]
 async fn one_peer_cannot_take_all_connections() {
-    let node = Node::start(Options { connections_per_peer: 3, ..Options::default() }).await;
+    let node = TestTransferNode::start(TransferServerOptions {
+        connections_per_peer: 3,
+        ..TransferServerOptions::default()
+    })
+    .await;
     let mut held = Vec::new();
     for _ in 0..3 {
-        let mut connection = node.connect(Protocol::V2).await;
+        let mut connection = node.connect(TransferProtocol::V2).await;
         connection.write(BASE, b"x").await.unwrap();
         held.push(connection);
     }
-    assert!(node.connect(Protocol::V2).await.write(BASE, b"x").await.is_err());
-    assert_eq!(node.serving.counts().snapshot().crowded, 1);
+    assert!(node.connect(TransferProtocol::V2).await.write(BASE, b"x").await.is_err());
+    assert_eq!(node.serving.counts().snapshot().over_limit, 1);
     held.pop();
     until(|| node.serving.open() == 2).await;
-    node.connect(Protocol::V2).await.write(BASE, b"x").await.unwrap();
+    node.connect(TransferProtocol::V2).await.write(BASE, b"x").await.unwrap();
 }
 
 #[tokio::test]
 async fn silent_connections_make_room() {
     const SILENT: usize = 140;
-    let node = Node::start(Options { connections: SILENT, ..Options::default() }).await;
-    let mut busy = node.connect(Protocol::V2).await;
+    let node = TestTransferNode::start(TransferServerOptions {
+        connections: SILENT,
+        ..TransferServerOptions::default()
+    })
+    .await;
+    let mut busy = node.connect(TransferProtocol::V2).await;
     busy.write(BASE, b"x").await.unwrap();
     let mut silent = Vec::new();
     for _ in 1..SILENT {
-        silent.push(node.stranger().await);
+        silent.push(node.connect_raw().await);
     }
     until(|| node.serving.open() == SILENT).await;
     // One makes room as soon as it has been silent for a second.
     let written = async {
-        while node.connect(Protocol::V2).await.write(BASE, b"y").await.is_err() {
+        while node.connect(TransferProtocol::V2).await.write(BASE, b"y").await.is_err() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
@@ -132,28 +148,32 @@ async fn silent_connections_make_room() {
 
 #[tokio::test]
 async fn whoever_is_not_allowed_is_not_listened_to() {
-    let node = Node::start(Options { peers: "10.0.0.0/8".parse().unwrap(), ..Options::default() }).await;
-    assert!(node.connect(Protocol::V2).await.write(BASE, b"x").await.is_err());
-    assert_eq!(node.serving.counts().snapshot().strangers, 1);
+    let node = TestTransferNode::start(TransferServerOptions {
+        peers: "10.0.0.0/8".parse().unwrap(),
+        ..TransferServerOptions::default()
+    })
+    .await;
+    assert!(node.connect(TransferProtocol::V2).await.write(BASE, b"x").await.is_err());
+    assert_eq!(node.serving.counts().snapshot().not_allowed, 1);
     assert_eq!(node.serving.open(), 0);
 }
 
 #[tokio::test]
 async fn bodies_that_were_damaged_on_the_way_are_not_taken_for_whole() {
-    let node = Node::start(Options::default()).await;
+    let node = TestTransferNode::start(TransferServerOptions::default()).await;
     let bytes = content(1000, 3);
-    let mut raw = node.raw(Protocol::Checked, true, BASE, 1000).await;
+    let mut raw = node.raw(TransferProtocol::Checked, true, BASE, 1000).await;
     raw.send(&bytes).await;
     raw.send(&trailer(crc_fast::crc32_iscsi(&bytes) ^ 1)).await;
     assert_eq!(raw.status().await, Some(2));
     assert_eq!(node.serving.counts().snapshot().damaged, 1);
     // The connection is in order, and a second attempt may succeed.
     raw.send(
-        &moongate_transfer::plane::Header {
+        &moongate_transfer::plane::TransferHeader {
             size: 1000,
             address: BASE,
-            operation: moongate_transfer::plane::Operation::Write,
-            protocol: Protocol::Checked,
+            operation: moongate_transfer::plane::TransferOperation::Write,
+            protocol: TransferProtocol::Checked,
         }
         .encode(),
     )
@@ -161,5 +181,5 @@ async fn bodies_that_were_damaged_on_the_way_are_not_taken_for_whole() {
     raw.send(&bytes).await;
     raw.send(&trailer(crc_fast::crc32_iscsi(&bytes))).await;
     assert_eq!(raw.status().await, Some(0));
-    assert_eq!(node.memory.at(0, 1000), bytes);
+    assert_eq!(node.memory.bytes_at(0, 1000), bytes);
 }

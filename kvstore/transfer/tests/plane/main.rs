@@ -9,16 +9,16 @@ mod vanished;
 
 use std::time::Duration;
 
-use moongate_transfer::serve::Options;
-use moongate_transfer::{Protocol, TransferError};
+use moongate_transfer::serve::TransferServerOptions;
+use moongate_transfer::{TransferError, TransferProtocol};
 
-use node::{BASE, LIMIT, Node, SIZE, content};
+use node::{BASE, LIMIT, SIZE, TestTransferNode, content};
 
-const ALL: [Protocol; 3] = [Protocol::V1, Protocol::V2, Protocol::Checked];
+const ALL: [TransferProtocol; 3] = [TransferProtocol::V1, TransferProtocol::V2, TransferProtocol::Checked];
 
 #[tokio::test]
 async fn what_is_written_is_read_in_every_protocol() {
-    let node = Node::start(Options::default()).await;
+    let node = TestTransferNode::start(TransferServerOptions::default()).await;
     for protocol in ALL {
         let mut connection = node.connect(protocol).await;
         for size in [1, 2, 4095, 65_536, 65_537, (4 << 20) + 1, 9 << 20] {
@@ -40,9 +40,9 @@ async fn what_is_written_is_read_in_every_protocol() {
 
 #[tokio::test]
 async fn ranges_outside_are_refused_and_named() {
-    let node = Node::start(Options::default()).await;
-    let mut neighbour = node.connect(Protocol::V2).await;
-    for protocol in [Protocol::V2, Protocol::Checked] {
+    let node = TestTransferNode::start(TransferServerOptions::default()).await;
+    let mut neighbour = node.connect(TransferProtocol::V2).await;
+    for protocol in [TransferProtocol::V2, TransferProtocol::Checked] {
         for (start, size) in
             [(BASE - 1, 4), (BASE + SIZE as u64 - 3, 4), (BASE + SIZE as u64, 4 << 20), (0, 1)]
         {
@@ -54,7 +54,7 @@ async fn ranges_outside_are_refused_and_named() {
             assert!(matches!(error, TransferError::Rejected { start: told, .. } if told == start), "{error}");
         }
     }
-    let mut connection = node.connect(Protocol::V1).await;
+    let mut connection = node.connect(TransferProtocol::V1).await;
     let error = connection.read(0, &mut [0]).await.unwrap_err();
     assert!(matches!(error, TransferError::Broken { .. }), "{error}");
     // Counted when the connection ends.
@@ -64,8 +64,8 @@ async fn ranges_outside_are_refused_and_named() {
 
 #[tokio::test]
 async fn damaged_memory_is_noticed() {
-    let node = Node::start(Options::default()).await;
-    let mut connection = node.connect(Protocol::Checked).await;
+    let node = TestTransferNode::start(TransferServerOptions::default()).await;
+    let mut connection = node.connect(TransferProtocol::Checked).await;
     let bytes = content(100_000, 1);
     connection.write(BASE, &bytes).await.unwrap();
     node.memory.damage(70_000);
@@ -79,12 +79,12 @@ async fn damaged_memory_is_noticed() {
 
 #[tokio::test]
 async fn a_drain_waits_for_transfers_in_progress_only() {
-    let node = Node::start(Options::default()).await;
-    let mut idle = node.connect(Protocol::V2).await;
+    let node = TestTransferNode::start(TransferServerOptions::default()).await;
+    let mut idle = node.connect(TransferProtocol::V2).await;
     idle.write(BASE, b"before").await.unwrap();
-    let mut busy = node.raw(Protocol::V2, true, BASE, 10).await;
+    let mut busy = node.raw(TransferProtocol::V2, true, BASE, 10).await;
     busy.send(b"01234").await;
-    node.memory.begun().await;
+    node.memory.wait_transfer_started().await;
     let draining = node.serving.drain(LIMIT);
     let end = async {
         // The idle connection has ended, the busy one has not.
@@ -96,15 +96,15 @@ async fn a_drain_waits_for_transfers_in_progress_only() {
     assert_eq!(cut, 0);
     assert_eq!(node.serving.open(), 0);
     assert!(idle.write(BASE, b"after").await.is_err());
-    assert!(node.dial(Protocol::V2).await.is_err(), "nobody listens");
+    assert!(node.dial(TransferProtocol::V2).await.is_err(), "nobody listens");
 }
 
 #[tokio::test]
 async fn a_drain_ends_although_a_peer_does_not() {
-    let node = Node::start(Options::default()).await;
-    let mut busy = node.raw(Protocol::V2, true, BASE, 10).await;
+    let node = TestTransferNode::start(TransferServerOptions::default()).await;
+    let mut busy = node.raw(TransferProtocol::V2, true, BASE, 10).await;
     busy.send(b"01234").await;
-    node.memory.begun().await;
+    node.memory.wait_transfer_started().await;
     assert_eq!(node.serving.drain(Duration::from_millis(1)).await, 1);
     assert_eq!(busy.status().await, None);
 }

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use moongate_runtime::Supervisor;
-use moongate_transfer::plane::{Header, Operation, Status};
-use moongate_transfer::serve::{self, Options, Serving, Span, Target};
-use moongate_transfer::{Connection, Limits, Protocol, TransferError};
+use moongate_transfer::plane::{TransferHeader, TransferOperation, TransferStatus};
+use moongate_transfer::serve::{self, AddressRange, TransferServer, TransferServerOptions, TransferTarget};
+use moongate_transfer::{TransferConnection, TransferError, TransferLimits, TransferProtocol};
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -35,28 +35,28 @@ pub(crate) async fn until(mut so: impl FnMut() -> bool) {
     tokio::time::timeout(LIMIT, waited).await.unwrap();
 }
 
-pub(crate) struct Memory {
+pub(crate) struct TestMemory {
     bytes: Mutex<Vec<u8>>,
     checksums: Mutex<HashMap<(u64, u64), u32>>,
-    begun: AtomicUsize,
+    started: AtomicUsize,
     finished: AtomicUsize,
 }
 
-impl Memory {
+impl TestMemory {
     pub(crate) fn damage(&self, at: usize) {
         self.bytes.lock()[at] ^= 1;
     }
 
     /// Waits until a write is in progress.
-    pub(crate) async fn begun(&self) {
-        until(|| self.begun.load(Ordering::SeqCst) > self.finished.load(Ordering::SeqCst)).await;
+    pub(crate) async fn wait_transfer_started(&self) {
+        until(|| self.started.load(Ordering::SeqCst) > self.finished.load(Ordering::SeqCst)).await;
     }
 
-    pub(crate) fn at(&self, offset: usize, size: usize) -> Vec<u8> {
+    pub(crate) fn bytes_at(&self, offset: usize, size: usize) -> Vec<u8> {
         self.bytes.lock()[offset..offset + size].to_vec()
     }
 
-    fn move_in(&self, mut socket: &Socket, span: Span) -> io::Result<Vec<u8>> {
+    fn move_in(&self, mut socket: &Socket, span: AddressRange) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; span.size as usize];
         socket.read_exact(&mut bytes)?;
         let from = (span.start - BASE) as usize;
@@ -64,32 +64,32 @@ impl Memory {
         Ok(bytes)
     }
 
-    fn move_out(&self, mut socket: &Socket, span: Span) -> io::Result<Vec<u8>> {
-        let bytes = self.at((span.start - BASE) as usize, span.size as usize);
+    fn move_out(&self, mut socket: &Socket, span: AddressRange) -> io::Result<Vec<u8>> {
+        let bytes = self.bytes_at((span.start - BASE) as usize, span.size as usize);
         socket.write_all(&bytes)?;
         Ok(bytes)
     }
 }
 
-impl Target for Memory {
-    fn contains(&self, span: Span) -> bool {
+impl TransferTarget for TestMemory {
+    fn contains(&self, span: AddressRange) -> bool {
         span.start >= BASE && span.start + span.size <= BASE + SIZE as u64
     }
 
-    fn readable(&self, _: Span) -> bool {
+    fn is_readable(&self, _: AddressRange) -> bool {
         true
     }
 
     fn receive(
         &self,
         socket: &Socket,
-        span: Span,
+        span: AddressRange,
         summed: bool,
         whole: &mut dyn FnMut(Option<u32>) -> io::Result<bool>,
     ) -> io::Result<bool> {
         let end = span.start + span.size;
         self.checksums.lock().retain(|(start, size), _| *start >= end || start + size <= span.start);
-        self.begun.fetch_add(1, Ordering::SeqCst);
+        self.started.fetch_add(1, Ordering::SeqCst);
         let bytes = self.move_in(socket, span)?;
         let crc = summed.then(|| crc_fast::crc32_iscsi(&bytes));
         let is_whole = whole(crc)?;
@@ -100,21 +100,21 @@ impl Target for Memory {
         Ok(is_whole)
     }
 
-    fn send(&self, socket: &Socket, span: Span) -> io::Result<()> {
+    fn send(&self, socket: &Socket, span: AddressRange) -> io::Result<()> {
         self.move_out(socket, span).map(|_| ())
     }
 
-    fn send_summed(&self, socket: &Socket, span: Span) -> io::Result<u32> {
+    fn send_summed(&self, socket: &Socket, span: AddressRange) -> io::Result<u32> {
         self.move_out(socket, span).map(|bytes| crc_fast::crc32_iscsi(&bytes))
     }
 
     fn receive_from(
         &self,
         source: &mut dyn Read,
-        span: Span,
+        span: AddressRange,
         whole: &mut dyn FnMut(&mut dyn Read, u32) -> io::Result<bool>,
     ) -> io::Result<bool> {
-        self.begun.fetch_add(1, Ordering::SeqCst);
+        self.started.fetch_add(1, Ordering::SeqCst);
         let mut bytes = vec![0; span.size as usize];
         source.read_exact(&mut bytes)?;
         let from = (span.start - BASE) as usize;
@@ -124,70 +124,82 @@ impl Target for Memory {
         Ok(is_whole)
     }
 
-    fn send_to(&self, sink: &mut dyn Write, span: Span) -> io::Result<u32> {
-        let bytes = self.at((span.start - BASE) as usize, span.size as usize);
+    fn send_to(&self, sink: &mut dyn Write, span: AddressRange) -> io::Result<u32> {
+        let bytes = self.bytes_at((span.start - BASE) as usize, span.size as usize);
         sink.write_all(&bytes)?;
         Ok(crc_fast::crc32_iscsi(&bytes))
     }
 
-    fn checksum(&self, span: Span) -> Option<u32> {
+    fn checksum(&self, span: AddressRange) -> Option<u32> {
         self.checksums.lock().get(&(span.start, span.size)).copied()
     }
 }
 
 /// A node that serves.
-pub(crate) struct Node {
-    pub(crate) memory: Arc<Memory>,
-    pub(crate) serving: Serving,
+pub(crate) struct TestTransferNode {
+    pub(crate) memory: Arc<TestMemory>,
+    pub(crate) serving: TransferServer,
     pub(crate) port: u16,
     _supervisor: Supervisor,
 }
 
-impl Node {
-    pub(crate) async fn start(options: Options) -> Self {
+impl TestTransferNode {
+    pub(crate) async fn start(options: TransferServerOptions) -> Self {
         Self::start_at("127.0.0.1", options).await
     }
 
-    pub(crate) async fn start_at(host: &str, options: Options) -> Self {
+    pub(crate) async fn start_at(host: &str, options: TransferServerOptions) -> Self {
         let supervisor = Supervisor::new();
         let listener = TcpListener::bind((host, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let memory = Arc::new(Memory {
+        let memory = Arc::new(TestMemory {
             bytes: Mutex::new(vec![0; SIZE]),
             checksums: Mutex::default(),
-            begun: AtomicUsize::new(0),
+            started: AtomicUsize::new(0),
             finished: AtomicUsize::new(0),
         });
-        let target: Arc<dyn Target> = Arc::<Memory>::clone(&memory);
+        let target: Arc<dyn TransferTarget> = Arc::<TestMemory>::clone(&memory);
         let serving = serve::listen(listener, target, options, &supervisor).unwrap();
         Self { memory, serving, port, _supervisor: supervisor }
     }
 
-    pub(crate) async fn dial(&self, protocol: Protocol) -> Result<Connection, TransferError> {
-        Connection::open("127.0.0.1", self.port, protocol, Limits { stall: LIMIT, ..Limits::default() }).await
+    pub(crate) async fn dial(&self, protocol: TransferProtocol) -> Result<TransferConnection, TransferError> {
+        TransferConnection::open(
+            "127.0.0.1",
+            self.port,
+            protocol,
+            TransferLimits { stall: LIMIT, ..TransferLimits::default() },
+        )
+        .await
     }
 
-    pub(crate) async fn connect(&self, protocol: Protocol) -> Connection {
+    pub(crate) async fn connect(&self, protocol: TransferProtocol) -> TransferConnection {
         self.dial(protocol).await.unwrap()
     }
 
     /// A connection of which the test says every byte.
-    pub(crate) async fn stranger(&self) -> Raw {
-        Raw(TcpStream::connect(("127.0.0.1", self.port)).await.unwrap())
+    pub(crate) async fn connect_raw(&self) -> RawTransferPeer {
+        RawTransferPeer(TcpStream::connect(("127.0.0.1", self.port)).await.unwrap())
     }
 
     /// One that has sent a header.
-    pub(crate) async fn raw(&self, protocol: Protocol, writes: bool, address: u64, size: u64) -> Raw {
-        let operation = if writes { Operation::Write } else { Operation::Read };
-        let mut raw = self.stranger().await;
-        raw.send(&Header { size, address, operation, protocol }.encode()).await;
+    pub(crate) async fn raw(
+        &self,
+        protocol: TransferProtocol,
+        writes: bool,
+        address: u64,
+        size: u64,
+    ) -> RawTransferPeer {
+        let operation = if writes { TransferOperation::Write } else { TransferOperation::Read };
+        let mut raw = self.connect_raw().await;
+        raw.send(&TransferHeader { size, address, operation, protocol }.encode()).await;
         raw
     }
 }
 
-pub(crate) struct Raw(TcpStream);
+pub(crate) struct RawTransferPeer(TcpStream);
 
-impl Raw {
+impl RawTransferPeer {
     pub(crate) async fn send(&mut self, bytes: &[u8]) {
         self.0.write_all(bytes).await.unwrap();
     }
@@ -197,17 +209,17 @@ impl Raw {
         let mut bytes = [0; 8];
         let read = tokio::time::timeout(LIMIT, self.0.read_exact(&mut bytes)).await.unwrap();
         read.ok()?;
-        Some(match Status::decode(bytes).unwrap() {
-            Status::Ok => 0,
-            Status::Rejected => 1,
-            Status::Damaged => 2,
-            Status::Refused(_) => unreachable!("nothing is refused without certificates"),
-            Status::Other(code) => code,
+        Some(match TransferStatus::decode(bytes).unwrap() {
+            TransferStatus::Ok => 0,
+            TransferStatus::Rejected => 1,
+            TransferStatus::Damaged => 2,
+            TransferStatus::Refused(_) => unreachable!("nothing is refused without certificates"),
+            TransferStatus::Other(code) => code,
         })
     }
 
     /// Waits until the node closes the connection; returns what came before.
-    pub(crate) async fn rest(mut self) -> Vec<u8> {
+    pub(crate) async fn read_to_end(mut self) -> Vec<u8> {
         let mut rest = Vec::new();
         // A reset is an end too.
         let _ = tokio::time::timeout(LIMIT, self.0.read_to_end(&mut rest)).await.unwrap();

@@ -4,20 +4,20 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream as Socket;
 use std::time::Duration;
 
-use moongate_transfer::plane::{Header, Operation};
-use moongate_transfer::serve::Options;
-use moongate_transfer::{Protocol, TransferError};
+use moongate_transfer::plane::{TransferHeader, TransferOperation};
+use moongate_transfer::serve::TransferServerOptions;
+use moongate_transfer::{TransferError, TransferProtocol};
 
-use crate::node::{BASE, LIMIT, Node, SIZE, content, until};
+use crate::node::{BASE, LIMIT, SIZE, TestTransferNode, content, until};
 
-fn header(protocol: Protocol, operation: Operation, address: u64, size: usize) -> [u8; 24] {
-    Header { size: size as u64, address, operation, protocol }.encode()
+fn header(protocol: TransferProtocol, operation: TransferOperation, address: u64, size: usize) -> [u8; 24] {
+    TransferHeader { size: size as u64, address, operation, protocol }.encode()
 }
 
 /// A peer whose calls return when the kernel has the bytes, as those of Mooncake's client do.
-struct Peer(Socket);
+struct UnacknowledgedWriter(Socket);
 
-impl Peer {
+impl UnacknowledgedWriter {
     fn connect(port: u16) -> Self {
         let socket = Socket::connect(("127.0.0.1", port)).unwrap();
         socket.set_read_timeout(Some(LIMIT)).unwrap();
@@ -26,13 +26,15 @@ impl Peer {
     }
 
     fn write(&mut self, address: u64, bytes: &[u8]) {
-        self.0.write_all(&header(Protocol::V1, Operation::Write, address, bytes.len())).unwrap();
+        self.0
+            .write_all(&header(TransferProtocol::V1, TransferOperation::Write, address, bytes.len()))
+            .unwrap();
         self.0.write_all(bytes).unwrap();
     }
 
-    fn read(&mut self, protocol: Protocol, address: u64, size: usize) -> Vec<u8> {
-        self.0.write_all(&header(protocol, Operation::Read, address, size)).unwrap();
-        if protocol != Protocol::V1 {
+    fn read(&mut self, protocol: TransferProtocol, address: u64, size: usize) -> Vec<u8> {
+        self.0.write_all(&header(protocol, TransferOperation::Read, address, size)).unwrap();
+        if protocol != TransferProtocol::V1 {
             self.0.read_exact(&mut [0; 8]).unwrap();
         }
         let mut bytes = vec![0; size];
@@ -44,7 +46,7 @@ impl Peer {
 /// Writes and reads in turn; returns how many reads got other bytes.
 fn wrong_reads(port: u16, lane: u64, rounds: u64) -> usize {
     let start = BASE + (lane << 20);
-    let (mut pooled, mut reader) = (Peer::connect(port), Peer::connect(port));
+    let (mut pooled, mut reader) = (UnacknowledgedWriter::connect(port), UnacknowledgedWriter::connect(port));
     let mut wrong = 0;
     for round in 0..rounds {
         let size = if round % 2 == 0 { 1000 } else { 64 << 10 };
@@ -52,7 +54,7 @@ fn wrong_reads(port: u16, lane: u64, rounds: u64) -> usize {
         let mut once = None;
         match round % 3 {
             // A connection for each write, as clients up to 0.3.10 have it.
-            0 => once.insert(Peer::connect(port)).write(start, &bytes),
+            0 => once.insert(UnacknowledgedWriter::connect(port)).write(start, &bytes),
             // One for many, and as many behind one another as the kernel takes.
             1 => pooled.write(start, &bytes),
             _ => {
@@ -61,9 +63,9 @@ fn wrong_reads(port: u16, lane: u64, rounds: u64) -> usize {
             }
         }
         let got = match round % 4 {
-            0 => reader.read(Protocol::V2, start, size),
-            1 => Peer::connect(port).read(Protocol::V2, start, size),
-            _ => Peer::connect(port).read(Protocol::V1, start, size),
+            0 => reader.read(TransferProtocol::V2, start, size),
+            1 => UnacknowledgedWriter::connect(port).read(TransferProtocol::V2, start, size),
+            _ => UnacknowledgedWriter::connect(port).read(TransferProtocol::V1, start, size),
         };
         wrong += usize::from(got != bytes);
     }
@@ -72,7 +74,7 @@ fn wrong_reads(port: u16, lane: u64, rounds: u64) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_had_arrived_is_read() {
-    let node = Node::start(Options::default()).await;
+    let node = TestTransferNode::start(TransferServerOptions::default()).await;
     let port = node.port;
     let lanes = (0..8).map(|lane| tokio::task::spawn_blocking(move || wrong_reads(port, lane, 120)));
     let mut wrong = 0;
@@ -85,15 +87,19 @@ async fn what_had_arrived_is_read() {
 
 #[tokio::test]
 async fn a_read_waits_for_a_write_in_its_range_only() {
-    let node = Node::start(Options { write_wait: LIMIT, ..Options::default() }).await;
+    let node = TestTransferNode::start(TransferServerOptions {
+        write_wait: LIMIT,
+        ..TransferServerOptions::default()
+    })
+    .await;
     let bytes = content(1000, 7);
-    let mut writer = node.raw(Protocol::V1, true, BASE, 1000).await;
+    let mut writer = node.raw(TransferProtocol::V1, true, BASE, 1000).await;
     writer.send(&bytes[..10]).await;
-    node.memory.begun().await;
-    for protocol in [Protocol::V1, Protocol::V2, Protocol::Checked] {
+    node.memory.wait_transfer_started().await;
+    for protocol in [TransferProtocol::V1, TransferProtocol::V2, TransferProtocol::Checked] {
         node.connect(protocol).await.read(BASE + 1000, &mut [0; 50]).await.unwrap();
     }
-    let (mut reader, mut got) = (node.connect(Protocol::V2).await, vec![0; 1000]);
+    let (mut reader, mut got) = (node.connect(TransferProtocol::V2).await, vec![0; 1000]);
     let read = reader.read(BASE, &mut got);
     let rest = async {
         // Long enough for a read that does not wait.
@@ -104,36 +110,44 @@ async fn a_read_waits_for_a_write_in_its_range_only() {
     read.unwrap();
     assert!(got == bytes, "the read has not waited");
     // The others may have waited for the ten bytes that had arrived.
-    assert!((1..=4).contains(&node.serving.counts().snapshot().waited));
+    assert!((1..=4).contains(&node.serving.counts().snapshot().delayed_reads));
 }
 
 #[tokio::test]
 async fn a_read_of_what_is_never_wholly_written_is_refused() {
-    let node = Node::start(Options { write_wait: Duration::from_millis(50), ..Options::default() }).await;
-    let mut stalled = node.raw(Protocol::V1, true, BASE, 1000).await;
+    let node = TestTransferNode::start(TransferServerOptions {
+        write_wait: Duration::from_millis(50),
+        ..TransferServerOptions::default()
+    })
+    .await;
+    let mut stalled = node.raw(TransferProtocol::V1, true, BASE, 1000).await;
     stalled.send(&[1; 999]).await;
-    node.memory.begun().await;
-    let refused = node.connect(Protocol::V2).await.read(BASE, &mut [0; 10]).await.unwrap_err();
+    node.memory.wait_transfer_started().await;
+    let refused = node.connect(TransferProtocol::V2).await.read(BASE, &mut [0; 10]).await.unwrap_err();
     assert!(matches!(refused, TransferError::Rejected { .. }), "{refused}");
-    assert!(node.connect(Protocol::V1).await.read(BASE, &mut [0; 10]).await.is_err());
+    assert!(node.connect(TransferProtocol::V1).await.read(BASE, &mut [0; 10]).await.is_err());
     until(|| node.serving.counts().snapshot().unfinished == 2).await;
     // When the writer has disconnected, the range is served as it is.
     drop(stalled);
     until(|| node.serving.counts().snapshot().failed == 1).await;
-    node.connect(Protocol::V2).await.read(BASE, &mut [0; 10]).await.unwrap();
+    node.connect(TransferProtocol::V2).await.read(BASE, &mut [0; 10]).await.unwrap();
 }
 
 #[tokio::test]
 async fn bytes_that_cannot_be_parsed_yet_keep_nobody_waiting() {
-    let node = Node::start(Options { write_wait: LIMIT, ..Options::default() }).await;
-    let mut half_header = node.stranger().await;
+    let node = TestTransferNode::start(TransferServerOptions {
+        write_wait: LIMIT,
+        ..TransferServerOptions::default()
+    })
+    .await;
+    let mut half_header = node.connect_raw().await;
     half_header.send(&[0; 23]).await;
     // Takes nothing of a large answer, so that its connection is busy, and has sent no further request.
-    let _deaf = node.raw(Protocol::V1, false, BASE, SIZE as u64).await;
-    let mut half_body = node.raw(Protocol::V1, true, BASE + 5000, 5000).await;
+    let _deaf = node.raw(TransferProtocol::V1, false, BASE, SIZE as u64).await;
+    let mut half_body = node.raw(TransferProtocol::V1, true, BASE + 5000, 5000).await;
     half_body.send(&[1; 4000]).await;
-    node.memory.begun().await;
-    let mut reader = node.connect(Protocol::V2).await;
+    node.memory.wait_transfer_started().await;
+    let mut reader = node.connect(TransferProtocol::V2).await;
     for _ in 0..10 {
         reader.read(BASE, &mut [0; 100]).await.unwrap();
     }
@@ -141,10 +155,14 @@ async fn bytes_that_cannot_be_parsed_yet_keep_nobody_waiting() {
 
 #[tokio::test]
 async fn whoever_sends_on_before_its_answer_delays_others_once() {
-    let node = Node::start(Options { write_wait: Duration::from_millis(50), ..Options::default() }).await;
-    let mut eager = node.raw(Protocol::V1, false, BASE, SIZE as u64).await;
-    eager.send(&header(Protocol::V1, Operation::Write, BASE, 10)).await;
-    let mut reader = node.connect(Protocol::V2).await;
+    let node = TestTransferNode::start(TransferServerOptions {
+        write_wait: Duration::from_millis(50),
+        ..TransferServerOptions::default()
+    })
+    .await;
+    let mut eager = node.raw(TransferProtocol::V1, false, BASE, SIZE as u64).await;
+    eager.send(&header(TransferProtocol::V1, TransferOperation::Write, BASE, 10)).await;
+    let mut reader = node.connect(TransferProtocol::V2).await;
     for _ in 0..10 {
         reader.read(BASE + 100, &mut [0; 100]).await.unwrap();
     }

@@ -3,16 +3,21 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use mooncake_wire::capability::{Capability, Fingerprint, Grant, Refusal, Rights, SegmentKey, Transfer};
+use mooncake_wire::capability::{
+    AccessGrant, AccessRights, Capability, CapabilityError, CertificateFingerprint, RequestedAccess,
+    SegmentKey,
+};
 use mooncake_wire::types::Uuid;
 use moongate_runtime::{PeerTls, PeerTlsFiles};
-use moongate_transfer::plane::Operation;
-use moongate_transfer::serve::{Authentication, Authorizer, Options, Span};
-use moongate_transfer::{Connection, Limits, Protocol, TransferError};
+use moongate_transfer::plane::TransferOperation;
+use moongate_transfer::serve::{
+    AddressRange, TransferAuthentication, TransferAuthorizer, TransferServerOptions,
+};
+use moongate_transfer::{TransferConnection, TransferError, TransferLimits, TransferProtocol};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tempfile::TempDir;
 
-use crate::node::{BASE, LIMIT, Node, SIZE};
+use crate::node::{BASE, LIMIT, SIZE, TestTransferNode};
 
 const SEGMENT: Uuid = Uuid { first: 1, second: 2 };
 const NOW_MS: u64 = 1000;
@@ -22,31 +27,31 @@ fn key() -> SegmentKey {
 }
 
 /// A node with one segment, at whose clock it is always the same time.
-struct OneSegment;
+struct OneSegmentAuthorizer;
 
-impl Authorizer for OneSegment {
+impl TransferAuthorizer for OneSegmentAuthorizer {
     fn check(
         &self,
-        operation: Operation,
-        span: Span,
+        operation: TransferOperation,
+        span: AddressRange,
         capability: &Capability,
-        peer: &Fingerprint,
-    ) -> Result<(), Refusal> {
+        peer: &CertificateFingerprint,
+    ) -> Result<(), CapabilityError> {
         let rights = match operation {
-            Operation::Read => Rights::Read,
-            Operation::Write => Rights::Write,
+            TransferOperation::Read => AccessRights::Read,
+            TransferOperation::Write => AccessRights::Write,
         };
-        let transfer = Transfer { rights, start: span.start, size: span.size, now_ms: NOW_MS };
+        let transfer = RequestedAccess { rights, start: span.start, size: span.size, now_ms: NOW_MS };
         key().check(SEGMENT, capability, peer, transfer)
     }
 }
 
-struct Store {
+struct TestCertificates {
     folder: TempDir,
     authority: CertifiedIssuer<'static, KeyPair>,
 }
 
-impl Store {
+impl TestCertificates {
     fn new() -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -73,31 +78,36 @@ impl Store {
         PeerTls::load(files).unwrap()
     }
 
-    async fn node(&self) -> Node {
-        let authentication = Authentication { tls: self.program("node"), authorizer: Arc::new(OneSegment) };
-        Node::start(Options { authentication: Some(authentication), ..Options::default() }).await
+    async fn node(&self) -> TestTransferNode {
+        let authentication =
+            TransferAuthentication { tls: self.program("node"), authorizer: Arc::new(OneSegmentAuthorizer) };
+        TestTransferNode::start(TransferServerOptions {
+            authentication: Some(authentication),
+            ..TransferServerOptions::default()
+        })
+        .await
     }
 }
 
-async fn dial(node: &Node, tls: &PeerTls) -> Result<Connection, TransferError> {
-    let limits = Limits { stall: LIMIT, ..Limits::default() };
-    Connection::open_secured("127.0.0.1", node.port, limits, tls).await
+async fn dial(node: &TestTransferNode, tls: &PeerTls) -> Result<TransferConnection, TransferError> {
+    let limits = TransferLimits { stall: LIMIT, ..TransferLimits::default() };
+    TransferConnection::open_secured("127.0.0.1", node.port, limits, tls).await
 }
 
-fn signed(tls: &PeerTls, rights: Rights, start: u64, size: u64) -> Capability {
-    let grant = Grant { rights, start, size, expires_ms: NOW_MS + 1 };
+fn signed(tls: &PeerTls, rights: AccessRights, start: u64, size: u64) -> Capability {
+    let grant = AccessGrant { rights, start, size, expires_ms: NOW_MS + 1 };
     key().sign(SEGMENT, grant, &tls.own_fingerprint().unwrap())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_granted_range_is_written_and_read() {
-    let store = Store::new();
+    let store = TestCertificates::new();
     let (node, client) = (store.node().await, store.program("client"));
     let mut connection = dial(&node, &client).await.unwrap();
     let bytes: Vec<u8> = (0..300_000_u32).map(|at| at as u8).collect();
-    connection.present(Some(signed(&client, Rights::Write, BASE, bytes.len() as u64)));
+    connection.set_capability(Some(signed(&client, AccessRights::Write, BASE, bytes.len() as u64)));
     connection.write(BASE, &bytes).await.unwrap();
-    connection.present(Some(signed(&client, Rights::Read, BASE, bytes.len() as u64)));
+    connection.set_capability(Some(signed(&client, AccessRights::Read, BASE, bytes.len() as u64)));
     let mut read = vec![0; bytes.len() - 5];
     connection.read(BASE + 5, &mut read).await.unwrap();
     assert_eq!(read, bytes[5..]);
@@ -109,41 +119,44 @@ async fn a_granted_range_is_written_and_read() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_else_is_refused_before_a_byte_is_moved() {
-    let store = Store::new();
+    let store = TestCertificates::new();
     let (node, client, other) = (store.node().await, store.program("client"), store.program("other"));
-    let write = |size| signed(&client, Rights::Write, BASE, size);
-    let expired = Grant { expires_ms: NOW_MS, ..write(8).grant };
+    let write = |size| signed(&client, AccessRights::Write, BASE, size);
+    let expired = AccessGrant { expires_ms: NOW_MS, ..write(8).grant };
     let expired = key().sign(SEGMENT, expired, &client.own_fingerprint().unwrap());
     let cases = [
-        (signed(&other, Rights::Write, BASE, 8), Refusal::Forged),
+        (signed(&other, AccessRights::Write, BASE, 8), CapabilityError::InvalidSignature),
         (
             SegmentKey::new([8; 32]).sign(SEGMENT, write(8).grant, &client.own_fingerprint().unwrap()),
-            Refusal::Forged,
+            CapabilityError::InvalidSignature,
         ),
-        (expired, Refusal::Expired),
-        (write(7), Refusal::Range),
-        (signed(&client, Rights::Read, BASE, 8), Refusal::Rights),
+        (expired, CapabilityError::Expired),
+        (write(7), CapabilityError::OutOfRange),
+        (signed(&client, AccessRights::Read, BASE, 8), CapabilityError::WrongOperation),
     ];
     for (capability, expected) in cases {
         let mut connection = dial(&node, &client).await.unwrap();
-        connection.present(Some(capability));
+        connection.set_capability(Some(capability));
         let error = connection.write(BASE, &[1; 8]).await.unwrap_err();
         assert!(matches!(error, TransferError::Refused { refusal, .. } if refusal == expected), "{error}");
     }
     let mut connection = dial(&node, &client).await.unwrap();
-    connection.present(Some(write(8)));
+    connection.set_capability(Some(write(8)));
     let error = connection.read(BASE, &mut [0; 8]).await.unwrap_err();
-    assert!(matches!(error, TransferError::Refused { refusal: Refusal::Rights, .. }), "{error}");
+    assert!(
+        matches!(error, TransferError::Refused { refusal: CapabilityError::WrongOperation, .. }),
+        "{error}"
+    );
     let mut connection = dial(&node, &client).await.unwrap();
     let error = connection.write(BASE, &[1; 8]).await.unwrap_err();
     assert!(matches!(error, TransferError::NotGranted { .. }), "{error}");
     let mut connection = dial(&node, &client).await.unwrap();
     let end = BASE + SIZE as u64;
-    connection.present(Some(signed(&client, Rights::Write, end, 8)));
+    connection.set_capability(Some(signed(&client, AccessRights::Write, end, 8)));
     let error = connection.write(end, &[1; 8]).await.unwrap_err();
     assert!(matches!(error, TransferError::Rejected { .. }), "{error}");
 
-    assert_eq!(node.memory.at(0, 8), [0; 8]);
+    assert_eq!(node.memory.bytes_at(0, 8), [0; 8]);
     crate::node::until(|| node.serving.counts().snapshot().rejected == 1).await;
     let refused = || {
         let counts = node.serving.counts().snapshot();
@@ -156,16 +169,16 @@ async fn everything_else_is_refused_before_a_byte_is_moved() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn peers_without_a_certificate_of_the_authority_are_refused() {
-    let (store, foreign) = (Store::new(), Store::new());
+    let (store, foreign) = (TestCertificates::new(), TestCertificates::new());
     let node = store.node().await;
     let stranger = foreign.program("client");
     assert!(dial(&node, &stranger).await.is_err(), "the node is not of its authority");
-    let mut plain = node.connect(Protocol::V2).await;
+    let mut plain = node.connect(TransferProtocol::V2).await;
     let error = plain.read(BASE, &mut [0; 8]).await.unwrap_err().to_string();
     assert!(error.contains("set --store-tls-cert"), "{error}");
     crate::node::until(|| node.serving.counts().snapshot().unauthenticated == 2).await;
 
-    let open = Node::start(Options::default()).await;
+    let open = TestTransferNode::start(TransferServerOptions::default()).await;
     let error = dial(&open, &store.program("client")).await.unwrap_err().to_string();
     assert!(error.contains("if it does not use TLS"), "{error}");
 }

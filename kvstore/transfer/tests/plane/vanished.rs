@@ -5,16 +5,16 @@ use std::net::TcpStream;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use moongate_transfer::Protocol;
-use moongate_transfer::plane::{Header, Operation, STATUS};
-use moongate_transfer::serve::Options;
+use moongate_transfer::TransferProtocol;
+use moongate_transfer::plane::{STATUS, TransferHeader, TransferOperation};
+use moongate_transfer::serve::TransferServerOptions;
 
-use crate::node::{BASE, Node, SIZE, until};
+use crate::node::{BASE, SIZE, TestTransferNode, until};
 
 /// Set for the process that vanishes: where the node is.
-const NODE: &str = "MOONGATE_TEST_NODE";
+const NODE_VARIABLE: &str = "MOONGATE_TEST_NODE";
 const READY: &str = "all connections are open";
-const ASKED: &str = "the last request is sent";
+const REQUESTED: &str = "the last request is sent";
 
 fn run(line: &str) -> Result<(), String> {
     let mut words = line.split(' ');
@@ -23,12 +23,12 @@ fn run(line: &str) -> Result<(), String> {
 }
 
 /// Another machine, as far as the network goes. Removed when dropped.
-struct Machine {
+struct NetworkNamespace {
     name: String,
     net: String,
 }
 
-impl Machine {
+impl NetworkNamespace {
     /// Where it cannot be had, the command that has failed.
     fn new() -> Result<Self, String> {
         let id = std::process::id() % 10_000;
@@ -50,7 +50,7 @@ impl Machine {
     }
 
     /// Nothing reaches it any more.
-    fn deafen(&self) {
+    fn drop_packets(&self) {
         run(&format!("ip route add blackhole {}.2/32", self.net)).unwrap();
     }
 
@@ -60,7 +60,7 @@ impl Machine {
     }
 }
 
-impl Drop for Machine {
+impl Drop for NetworkNamespace {
     fn drop(&mut self) {
         // Some of it may not be there.
         let _ = run(&format!("ip route del blackhole {}.2/32", self.net));
@@ -70,36 +70,36 @@ impl Drop for Machine {
 }
 
 /// Killed when dropped.
-struct Peer {
+struct PeerProcess {
     child: Child,
-    said: Lines<BufReader<ChildStdout>>,
+    stdout: Lines<BufReader<ChildStdout>>,
 }
 
-impl Peer {
+impl PeerProcess {
     /// With all its connections open.
-    fn start(machine: &Machine, port: u16) -> Self {
+    fn start(machine: &NetworkNamespace, port: u16) -> Self {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &machine.name]).arg(std::env::current_exe().unwrap());
         command.args(["--exact", "vanished::peer", "--ignored", "--nocapture"]);
-        command.env(NODE, format!("{}.1:{port}", machine.net));
+        command.env(NODE_VARIABLE, format!("{}.1:{port}", machine.net));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let said = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut peer = Self { child, said };
-        peer.says(READY);
+        let mut peer = Self { child, stdout: said };
+        peer.expect_line(READY);
         peer
     }
 
-    fn says(&mut self, what: &str) {
-        assert!(self.said.by_ref().any(|line| line.unwrap().contains(what)), "the peer has failed");
+    fn expect_line(&mut self, what: &str) {
+        assert!(self.stdout.by_ref().any(|line| line.unwrap().contains(what)), "the peer has failed");
     }
 
-    fn ask(&mut self) {
+    fn send_request(&mut self) {
         self.child.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
-        self.says(ASKED);
+        self.expect_line(REQUESTED);
     }
 }
 
-impl Drop for Peer {
+impl Drop for PeerProcess {
     fn drop(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -109,9 +109,10 @@ impl Drop for Peer {
 #[test]
 #[ignore = "the process that the other test makes vanish"]
 fn peer() {
-    let node = std::env::var(NODE).unwrap();
+    let node = std::env::var(NODE_VARIABLE).unwrap();
     let ask = |stream: &mut TcpStream, operation, size| {
-        let header = Header { size, address: BASE, operation, protocol: Protocol::V2 }.encode();
+        let header =
+            TransferHeader { size, address: BASE, operation, protocol: TransferProtocol::V2 }.encode();
         stream.write_all(&header).unwrap();
     };
     let begin = |operation, size| {
@@ -119,26 +120,26 @@ fn peer() {
         ask(&mut stream, operation, size);
         stream
     };
-    let mut idle = begin(Operation::Write, 5);
+    let mut idle = begin(TransferOperation::Write, 5);
     idle.write_all(b"bytes").unwrap();
     idle.read_exact(&mut [0; STATUS]).unwrap();
-    let mut silent = begin(Operation::Write, 5);
+    let mut silent = begin(TransferOperation::Write, 5);
     silent.write_all(b"bytes").unwrap();
     silent.read_exact(&mut [0; STATUS]).unwrap();
-    let mut half = begin(Operation::Write, 1000);
+    let mut half = begin(TransferOperation::Write, 1000);
     half.write_all(&[1; 999]).unwrap();
-    let deaf = begin(Operation::Read, SIZE as u64);
+    let deaf = begin(TransferOperation::Read, SIZE as u64);
     println!("{READY}");
     std::io::stdin().read_line(&mut String::new()).unwrap();
-    ask(&mut idle, Operation::Read, 5);
-    println!("{ASKED}");
+    ask(&mut idle, TransferOperation::Read, 5);
+    println!("{REQUESTED}");
     std::thread::sleep(Duration::from_secs(3600));
     drop((idle, half, deaf, silent));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_vanishes_is_left_and_neighbours_do_not_notice() {
-    let machine = match Machine::new() {
+    let machine = match NetworkNamespace::new() {
         Ok(machine) => machine,
         Err(line) => {
             eprintln!(
@@ -148,13 +149,17 @@ async fn whoever_vanishes_is_left_and_neighbours_do_not_notice() {
         }
     };
     let second = Duration::from_secs(1);
-    let options = Options { stall: 2 * second, keepalive: 3 * second, ..Options::default() };
-    let node = Node::start_at("0.0.0.0", options).await;
-    let mut neighbour = node.connect(Protocol::Checked).await;
-    let mut peer = Peer::start(&machine, node.port);
+    let options = TransferServerOptions {
+        stall: 2 * second,
+        keepalive: 3 * second,
+        ..TransferServerOptions::default()
+    };
+    let node = TestTransferNode::start_at("0.0.0.0", options).await;
+    let mut neighbour = node.connect(TransferProtocol::Checked).await;
+    let mut peer = PeerProcess::start(&machine, node.port);
     neighbour.write(BASE + 5000, b"before").await.unwrap();
-    machine.deafen();
-    peer.ask();
+    machine.drop_packets();
+    peer.send_request();
     // The answer waits in this kernel for ever.
     until(|| node.serving.counts().snapshot().reads == 1).await;
     machine.vanish();

@@ -9,7 +9,7 @@ const MARK: [u8; 4] = *b"MgC1";
 
 /// A capability with what its holder needs to use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IssuedGrant<'a> {
+pub struct IssuedCapability<'a> {
     /// The node, as replicas name it.
     pub endpoint: &'a str,
     /// For how long it holds from now on.
@@ -19,7 +19,7 @@ pub struct IssuedGrant<'a> {
 }
 
 /// Appends a capability to an attachment. One with an endpoint of more than 64 KiB is left out.
-pub fn append(attachment: &mut BytesMut, grant: &IssuedGrant<'_>) {
+pub fn append(attachment: &mut BytesMut, grant: &IssuedCapability<'_>) {
     let Ok(length) = u16::try_from(grant.endpoint.len()) else { return };
     if attachment.is_empty() {
         attachment.put_slice(&MARK);
@@ -31,7 +31,7 @@ pub fn append(attachment: &mut BytesMut, grant: &IssuedGrant<'_>) {
 }
 
 /// Reads an attachment. What is not one, or breaks off, ends the iteration.
-pub fn read(attachment: &[u8]) -> impl Iterator<Item = IssuedGrant<'_>> {
+pub fn read(attachment: &[u8]) -> impl Iterator<Item = IssuedCapability<'_>> {
     let mut rest = attachment.strip_prefix(&MARK).unwrap_or_default();
     std::iter::from_fn(move || {
         let (grant, after) = first(rest)?;
@@ -40,12 +40,12 @@ pub fn read(attachment: &[u8]) -> impl Iterator<Item = IssuedGrant<'_>> {
     })
 }
 
-fn first(bytes: &[u8]) -> Option<(IssuedGrant<'_>, &[u8])> {
+fn first(bytes: &[u8]) -> Option<(IssuedCapability<'_>, &[u8])> {
     let (length, rest) = bytes.split_first_chunk::<2>()?;
     let (endpoint, rest) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length)))?;
     let (lifetime, rest) = rest.split_first_chunk::<4>()?;
     let (capability, rest) = rest.split_first_chunk::<CAPABILITY>()?;
-    let grant = IssuedGrant {
+    let grant = IssuedCapability {
         endpoint: std::str::from_utf8(endpoint).ok()?,
         lifetime_ms: u32::from_le_bytes(*lifetime),
         capability: Capability::decode(capability).ok()?,
@@ -58,17 +58,17 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::capability::{Grant, Rights, SegmentKey};
+    use crate::capability::{AccessGrant, AccessRights, SegmentKey};
     use crate::types::Uuid;
 
     proptest! {
         #[test]
         fn attachments_survive_the_round_trip(grants in prop::collection::vec((".{0,40}", any::<u32>(), any::<u64>()), 0..5), cut in 0..100_usize) {
             let key = SegmentKey::new([1; 32]);
-            let signed = |start| key.sign(Uuid::default(), Grant { rights: Rights::Write, start, size: 1, expires_ms: 9 }, &[2; 32]);
-            let issued: Vec<IssuedGrant<'_>> = grants
+            let signed = |start| key.sign(Uuid::default(), AccessGrant { rights: AccessRights::Write, start, size: 1, expires_ms: 9 }, &[2; 32]);
+            let issued: Vec<IssuedCapability<'_>> = grants
                 .iter()
-                .map(|(endpoint, lifetime_ms, start)| IssuedGrant { endpoint, lifetime_ms: *lifetime_ms, capability: signed(*start) })
+                .map(|(endpoint, lifetime_ms, start)| IssuedCapability { endpoint, lifetime_ms: *lifetime_ms, capability: signed(*start) })
                 .collect();
             let mut attachment = BytesMut::new();
             issued.iter().for_each(|grant| append(&mut attachment, grant));

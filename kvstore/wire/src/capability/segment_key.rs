@@ -6,12 +6,12 @@ use bytes::BytesMut;
 
 use super::SegmentKey;
 use crate::dialect::Dialect;
-use crate::frame::{self, Fault, RequestHeader, ResponseHeader};
-use crate::pack::{self, DecodeError, EncodeError, Signature, arguments};
-use crate::rpc::Outcome;
+use crate::frame::{self, RequestHeader, ResponseHeader, RpcFault};
+use crate::pack::{self, PackError, TypeSignature, UnpackError, arguments};
+use crate::rpc::MasterResult;
 use crate::types::Uuid;
 
-const FORM: Dialect = Dialect::NEWEST;
+const DIALECT: Dialect = Dialect::NEWEST;
 
 /// A segment's key.
 #[derive(Clone, PartialEq, Eq)]
@@ -28,16 +28,16 @@ pub struct SegmentKeyArguments {
 
 arguments! { SegmentKeyArguments { client_id, segment_id, clock_ms, key } }
 
-struct Forms {
+struct SegmentKeySignatures {
     function_id: u32,
-    arguments: Signature,
-    reply: Signature,
+    arguments: TypeSignature,
+    reply: TypeSignature,
 }
 
-static FORMS: LazyLock<Forms> = LazyLock::new(|| Forms {
+static SIGNATURES: LazyLock<SegmentKeySignatures> = LazyLock::new(|| SegmentKeySignatures {
     function_id: pack::md5_prefix(b"moongate::Master::SegmentKey"),
-    arguments: Signature::of::<SegmentKeyArguments>(FORM),
-    reply: Signature::of::<Outcome<()>>(FORM),
+    arguments: TypeSignature::of::<SegmentKeyArguments>(DIALECT),
+    reply: TypeSignature::of::<MasterResult<()>>(DIALECT),
 });
 
 impl SegmentKeyArguments {
@@ -65,21 +65,21 @@ impl SegmentKeyArguments {
     ///
     /// # Errors
     /// When it does not fit into a frame. Then nothing is appended.
-    pub fn encode(&self, sequence: u32, out: &mut BytesMut) -> Result<(), EncodeError> {
-        let header = RequestHeader { sequence, function_id: FORMS.function_id };
-        frame::write_request(out, header, |out| pack::encode(self, &FORMS.arguments, FORM, out))
+    pub fn encode(&self, sequence: u32, out: &mut BytesMut) -> Result<(), PackError> {
+        let header = RequestHeader { sequence, function_id: SIGNATURES.function_id };
+        frame::write_request(out, header, |out| pack::encode(self, &SIGNATURES.arguments, DIALECT, out))
     }
 
     /// Reads a request; nothing if it is another one.
     ///
     /// # Errors
     /// The fault to be answered.
-    pub fn decode(function_id: u32, body: &[u8]) -> Result<Option<Self>, Fault> {
-        if function_id != FORMS.function_id {
+    pub fn decode(function_id: u32, body: &[u8]) -> Result<Option<Self>, RpcFault> {
+        if function_id != SIGNATURES.function_id {
             return Ok(None);
         }
-        let decoded = pack::decode(body, &FORMS.arguments, FORM);
-        decoded.map(Some).map_err(|_| Fault::invalid_argument())
+        let decoded = pack::decode(body, &SIGNATURES.arguments, DIALECT);
+        decoded.map(Some).map_err(|_| RpcFault::invalid_argument())
     }
 }
 
@@ -93,9 +93,9 @@ impl std::fmt::Debug for SegmentKeyArguments {
 ///
 /// # Errors
 /// When it does not fit into a frame. Then nothing is appended.
-pub fn encode_reply(sequence: u32, reply: Outcome<()>, out: &mut BytesMut) -> Result<(), EncodeError> {
+pub fn encode_reply(sequence: u32, reply: MasterResult<()>, out: &mut BytesMut) -> Result<(), PackError> {
     frame::write_response(out, ResponseHeader { sequence, error: 0 }, |out| {
-        pack::encode(&reply, &FORMS.reply, FORM, out)
+        pack::encode(&reply, &SIGNATURES.reply, DIALECT, out)
     })
 }
 
@@ -103,14 +103,14 @@ pub fn encode_reply(sequence: u32, reply: Outcome<()>, out: &mut BytesMut) -> Re
 ///
 /// # Errors
 /// When it is none.
-pub fn decode_reply(body: &[u8]) -> Result<Outcome<()>, DecodeError> {
-    pack::decode(body, &FORMS.reply, FORM)
+pub fn decode_reply(body: &[u8]) -> Result<MasterResult<()>, UnpackError> {
+    pack::decode(body, &SIGNATURES.reply, DIALECT)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frame::Parsed;
+    use crate::frame::FrameParseResult;
 
     #[test]
     fn a_key_survives_the_round_trip() {
@@ -121,7 +121,9 @@ mod tests {
         assert!(!format!("{sent:?}").contains("key:"), "a key is not shown");
         let mut out = BytesMut::new();
         sent.encode(7, &mut out).unwrap();
-        let Ok(Parsed::Frame(frame)) = frame::parse::<RequestHeader>(&out, 1 << 20) else { panic!() };
+        let Ok(FrameParseResult::Frame(frame)) = frame::parse::<RequestHeader>(&out, 1 << 20) else {
+            panic!()
+        };
         let function = frame.header.function_id;
         assert_eq!(SegmentKeyArguments::decode(function, frame.body), Ok(Some(sent.clone())));
         assert_eq!(SegmentKeyArguments::decode(1, frame.body), Ok(None));
@@ -130,7 +132,9 @@ mod tests {
         assert_eq!(short.segment_key(), None);
         out.clear();
         encode_reply(7, Ok(()), &mut out).unwrap();
-        let Ok(Parsed::Frame(frame)) = frame::parse::<ResponseHeader>(&out, 1 << 20) else { panic!() };
+        let Ok(FrameParseResult::Frame(frame)) = frame::parse::<ResponseHeader>(&out, 1 << 20) else {
+            panic!()
+        };
         assert_eq!(decode_reply(frame.body), Ok(Ok(())));
     }
 }

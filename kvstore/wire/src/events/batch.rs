@@ -1,11 +1,11 @@
 //! A payload: a timestamp, events, and the data-parallel rank that they are of.
 
-use super::reader::{Reader, Value};
-use super::{DecodeError, Event};
+use super::reader::{MsgpackReader, MsgpackValue};
+use super::{EngineEvent, EventDecodeError};
 
 /// Events that an engine published together.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Batch<'a> {
+pub struct EngineEventBatch<'a> {
     /// The engine's clock, in seconds since 1970.
     pub timestamp: f64,
     /// The data-parallel rank, where the engine says it.
@@ -13,24 +13,26 @@ pub struct Batch<'a> {
     events: RawEvents<'a>,
 }
 
-impl<'a> Batch<'a> {
+impl<'a> EngineEventBatch<'a> {
     /// Reads the payload of a message. The whole of it is checked to be MessagePack; events are read by [`events`](Self::events).
     ///
     /// # Errors
-    /// [`DecodeError::Truncated`] or [`DecodeError::Malformed`].
-    pub fn decode(payload: &'a [u8]) -> Result<Self, DecodeError> {
+    /// [`EventDecodeError::Truncated`] or [`EventDecodeError::Malformed`].
+    pub fn decode(payload: &'a [u8]) -> Result<Self, EventDecodeError> {
         let (timestamp, events, dp_rank) = split(payload)?;
         let timestamp = match timestamp {
-            Value::Float(seconds) => seconds,
-            Value::Uint(seconds) => seconds as f64,
-            _ => return Err(DecodeError::Malformed),
+            MsgpackValue::Float(seconds) => seconds,
+            MsgpackValue::Uint(seconds) => seconds as f64,
+            _ => return Err(EventDecodeError::Malformed),
         };
         Ok(Self { timestamp, dp_rank, events })
     }
 
     /// The events in order. One that is not understood is an error; the rest can be read all the same.
-    pub fn events(&self) -> impl ExactSizeIterator<Item = Result<Event<'a>, DecodeError>> + use<'a> {
-        self.events.iter(Event::read)
+    pub fn events(
+        &self,
+    ) -> impl ExactSizeIterator<Item = Result<EngineEvent<'a>, EventDecodeError>> + use<'a> {
+        self.events.iter(EngineEvent::read)
     }
 }
 
@@ -44,9 +46,9 @@ pub(super) struct RawEvents<'a> {
 impl<'a> RawEvents<'a> {
     pub(super) fn iter<E>(
         self,
-        read: impl Fn(&mut Reader<'a>) -> Result<E, DecodeError>,
-    ) -> impl ExactSizeIterator<Item = Result<E, DecodeError>> {
-        let mut reader = Reader::new(self.bytes);
+        read: impl Fn(&mut MsgpackReader<'a>) -> Result<E, EventDecodeError>,
+    ) -> impl ExactSizeIterator<Item = Result<E, EventDecodeError>> {
+        let mut reader = MsgpackReader::new(self.bytes);
         (0..self.count).map(move |_| {
             let start = reader;
             read(&mut reader).inspect_err(|_| {
@@ -59,21 +61,23 @@ impl<'a> RawEvents<'a> {
 }
 
 /// Timestamp, events and data-parallel rank of a payload. Engines leave the rank away if it is nil.
-pub(super) fn split(payload: &[u8]) -> Result<(Value<'_>, RawEvents<'_>, Option<u32>), DecodeError> {
-    let mut reader = Reader::new(payload);
-    let Value::Array(length @ 2..) = reader.value()? else { return Err(DecodeError::Malformed) };
+pub(super) fn split(
+    payload: &[u8],
+) -> Result<(MsgpackValue<'_>, RawEvents<'_>, Option<u32>), EventDecodeError> {
+    let mut reader = MsgpackReader::new(payload);
+    let MsgpackValue::Array(length @ 2..) = reader.value()? else { return Err(EventDecodeError::Malformed) };
     let timestamp = reader.value()?;
-    let Value::Array(count) = reader.value()? else { return Err(DecodeError::Malformed) };
+    let MsgpackValue::Array(count) = reader.value()? else { return Err(EventDecodeError::Malformed) };
     let start = reader;
     for _ in 0..count {
         reader.skip()?;
     }
     let bytes = reader.since(&start);
-    let dp_rank = if length > 2 { reader.value()? } else { Value::Nil };
+    let dp_rank = if length > 2 { reader.value()? } else { MsgpackValue::Nil };
     let dp_rank = match dp_rank {
-        Value::Nil => None,
-        Value::Uint(rank) => Some(u32::try_from(rank).map_err(|_| DecodeError::Malformed)?),
-        _ => return Err(DecodeError::Malformed),
+        MsgpackValue::Nil => None,
+        MsgpackValue::Uint(rank) => Some(u32::try_from(rank).map_err(|_| EventDecodeError::Malformed)?),
+        _ => return Err(EventDecodeError::Malformed),
     };
     Ok((timestamp, RawEvents { count, bytes }, dp_rank))
 }

@@ -1,7 +1,7 @@
 //! Payloads as engines write them: for simulated engines, and for tests of whoever reads events.
 
-use super::writer::Writer;
-use super::{BlockHash, Medium};
+use super::writer::MsgpackWriter;
+use super::{BlockHash, StorageMedium};
 
 /// Kind of cache that vLLM names for models without hybrid layers.
 const FULL_ATTENTION: &str = "full_attention";
@@ -10,7 +10,7 @@ const ONLY_GROUP: u64 = 0;
 
 /// Whose events are written. They differ in members, and in the sign of hashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sender {
+pub enum EngineEventFormat {
     /// SGLang 0.5.23.
     Sglang,
     /// vLLM 0.32.
@@ -19,15 +19,15 @@ pub enum Sender {
 
 /// An event to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NewEvent<'a> {
+pub enum OutgoingEngineEvent<'a> {
     /// Blocks can be reused from now on.
-    Stored(NewBlocks<'a>),
+    Stored(OutgoingBlocks<'a>),
     /// Blocks are gone.
     Removed {
         /// The blocks.
         hashes: &'a [BlockHash<'a>],
         /// Where they lay.
-        medium: Medium<'a>,
+        medium: StorageMedium<'a>,
     },
     /// All blocks are gone.
     Cleared,
@@ -35,7 +35,7 @@ pub enum NewEvent<'a> {
 
 /// Consecutive blocks of one sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NewBlocks<'a> {
+pub struct OutgoingBlocks<'a> {
     /// The blocks, in the sequence's order.
     pub hashes: &'a [BlockHash<'a>],
     /// The block before the first one.
@@ -45,7 +45,7 @@ pub struct NewBlocks<'a> {
     /// Tokens in a block.
     pub block_size: u32,
     /// Where they lie.
-    pub medium: Medium<'a>,
+    pub medium: StorageMedium<'a>,
     /// The request's cache salt. Only SGLang has the member, and only where there is a salt.
     pub cache_salt: Option<&'a str>,
     /// For each block the text that its hash depends on. Only vLLM has the member; its Mooncake connector leaves it away, and the
@@ -55,21 +55,23 @@ pub struct NewBlocks<'a> {
 
 /// Appends a payload of these events, byte for byte as the engine sends it. `timestamp` is in seconds since 1970.
 pub fn encode_engine_batch(
-    sender: Sender,
+    sender: EngineEventFormat,
     timestamp: f64,
-    events: &[NewEvent<'_>],
+    events: &[OutgoingEngineEvent<'_>],
     dp_rank: u32,
     out: &mut Vec<u8>,
 ) {
-    let mut writer = Writer::new(out);
+    let mut writer = MsgpackWriter::new(out);
     writer.array(3);
     writer.float(timestamp);
     writer.array(events.len());
     for event in events {
         match event {
-            NewEvent::Stored(blocks) => blocks.write(sender, &mut writer),
-            NewEvent::Removed { hashes, medium } => write_removed(sender, hashes, *medium, &mut writer),
-            NewEvent::Cleared => {
+            OutgoingEngineEvent::Stored(blocks) => blocks.write(sender, &mut writer),
+            OutgoingEngineEvent::Removed { hashes, medium } => {
+                write_removed(sender, hashes, *medium, &mut writer);
+            }
+            OutgoingEngineEvent::Cleared => {
                 writer.map(1);
                 kind(&mut writer, "AllBlocksCleared");
             }
@@ -78,13 +80,13 @@ pub fn encode_engine_batch(
     writer.uint(dp_rank.into());
 }
 
-impl NewBlocks<'_> {
-    fn write(&self, sender: Sender, writer: &mut Writer<'_>) {
-        let salt = self.cache_salt.filter(|_| sender == Sender::Sglang);
-        let extra_keys = self.extra_keys.filter(|_| sender == Sender::Vllm);
+impl OutgoingBlocks<'_> {
+    fn write(&self, sender: EngineEventFormat, writer: &mut MsgpackWriter<'_>) {
+        let salt = self.cache_salt.filter(|_| sender == EngineEventFormat::Sglang);
+        let extra_keys = self.extra_keys.filter(|_| sender == EngineEventFormat::Vllm);
         writer.map(match sender {
-            Sender::Sglang => 7 + usize::from(salt.is_some()),
-            Sender::Vllm => 9 + 2 * usize::from(extra_keys.is_some()),
+            EngineEventFormat::Sglang => 7 + usize::from(salt.is_some()),
+            EngineEventFormat::Vllm => 9 + 2 * usize::from(extra_keys.is_some()),
         });
         kind(writer, "BlockStored");
         write_hashes(sender, self.hashes, writer);
@@ -108,7 +110,7 @@ impl NewBlocks<'_> {
             writer.text("cache_salt");
             writer.text(salt);
         }
-        if sender == Sender::Vllm {
+        if sender == EngineEventFormat::Vllm {
             writer.text("lora_name");
             writer.nil();
             if let Some(extra_keys) = extra_keys {
@@ -124,24 +126,29 @@ impl NewBlocks<'_> {
     }
 }
 
-fn write_removed(sender: Sender, hashes: &[BlockHash<'_>], medium: Medium<'_>, writer: &mut Writer<'_>) {
-    writer.map(if sender == Sender::Vllm { 4 } else { 3 });
+fn write_removed(
+    sender: EngineEventFormat,
+    hashes: &[BlockHash<'_>],
+    medium: StorageMedium<'_>,
+    writer: &mut MsgpackWriter<'_>,
+) {
+    writer.map(if sender == EngineEventFormat::Vllm { 4 } else { 3 });
     kind(writer, "BlockRemoved");
     write_hashes(sender, hashes, writer);
     writer.text("medium");
     writer.text(medium.name());
-    if sender == Sender::Vllm {
+    if sender == EngineEventFormat::Vllm {
         writer.text("group_idx");
         writer.uint(ONLY_GROUP);
     }
 }
 
-fn kind(writer: &mut Writer<'_>, name: &str) {
+fn kind(writer: &mut MsgpackWriter<'_>, name: &str) {
     writer.text("type");
     writer.text(name);
 }
 
-fn write_hashes(sender: Sender, hashes: &[BlockHash<'_>], writer: &mut Writer<'_>) {
+fn write_hashes(sender: EngineEventFormat, hashes: &[BlockHash<'_>], writer: &mut MsgpackWriter<'_>) {
     writer.text("block_hashes");
     writer.array(hashes.len());
     for &hash in hashes {
@@ -149,15 +156,15 @@ fn write_hashes(sender: Sender, hashes: &[BlockHash<'_>], writer: &mut Writer<'_
     }
 }
 
-fn write_hash(sender: Sender, hash: BlockHash<'_>, writer: &mut Writer<'_>) {
+fn write_hash(sender: EngineEventFormat, hash: BlockHash<'_>, writer: &mut MsgpackWriter<'_>) {
     match (hash, sender) {
-        (BlockHash::Int(hash), Sender::Sglang) => writer.int(hash.cast_signed()),
-        (BlockHash::Int(hash), Sender::Vllm) => writer.uint(hash),
+        (BlockHash::Int(hash), EngineEventFormat::Sglang) => writer.int(hash.cast_signed()),
+        (BlockHash::Int(hash), EngineEventFormat::Vllm) => writer.uint(hash),
         (BlockHash::Digest(digest), _) => writer.binary(digest),
     }
 }
 
-fn write_extra_keys(extra_keys: &[Option<&str>], writer: &mut Writer<'_>) {
+fn write_extra_keys(extra_keys: &[Option<&str>], writer: &mut MsgpackWriter<'_>) {
     writer.text("extra_keys");
     writer.array(extra_keys.len());
     for key in extra_keys {

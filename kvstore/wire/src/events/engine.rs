@@ -3,26 +3,26 @@
 //! vLLM since 0.32 and SGLang since 0.5.23 send a map with the kind under `type`. Older ones send an array: the kind, then members in
 //! the order of `STORED` and `REMOVED`, of which later ones may be left away.
 
-use super::list::{BlockHash, ExtraKeys, Hashes, TokenIds};
-use super::reader::{Reader, Value};
-use super::{DecodeError, Medium};
+use super::list::{BlockHash, BlockHashes, ExtraKeys, TokenIds};
+use super::reader::{MsgpackReader, MsgpackValue};
+use super::{EventDecodeError, StorageMedium};
 
 /// Something that happened to an engine's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event<'a> {
+pub enum EngineEvent<'a> {
     /// Blocks can be reused from now on.
-    Stored(Stored<'a>),
+    Stored(BlockStored<'a>),
     /// Blocks are gone.
-    Removed(Removed<'a>),
+    Removed(BlockRemoved<'a>),
     /// All blocks are gone, or those on one medium.
-    Cleared(Option<Medium<'a>>),
+    Cleared(Option<StorageMedium<'a>>),
 }
 
 /// Consecutive blocks of one sequence that can be reused from now on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stored<'a> {
+pub struct BlockStored<'a> {
     /// The blocks, in the sequence's order.
-    pub hashes: Hashes<'a>,
+    pub hashes: BlockHashes<'a>,
     /// The block before the first one; `None` if the sequence begins with it.
     pub parent: Option<BlockHash<'a>>,
     /// The blocks' tokens, `block_size` for each. `None` if they are not sent or not plain numbers.
@@ -30,9 +30,9 @@ pub struct Stored<'a> {
     /// Tokens in a block.
     pub block_size: u32,
     /// Where they lie. `None` is an engine's own KV cache: older engines have nothing else.
-    pub medium: Option<Medium<'a>>,
+    pub medium: Option<StorageMedium<'a>>,
     /// The LoRA adapter that the blocks belong to.
-    pub lora: Option<Lora<'a>>,
+    pub lora: Option<LoraAdapter<'a>>,
     /// What else the hashes depend on (vLLM). `None` if the engine does not say, as when the Mooncake connector publishes.
     pub extra_keys: Option<ExtraKeys<'a>>,
     /// The request's cache salt (SGLang). Hashes depend on it.
@@ -43,18 +43,18 @@ pub struct Stored<'a> {
 
 /// Blocks that are gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Removed<'a> {
+pub struct BlockRemoved<'a> {
     /// The blocks.
-    pub hashes: Hashes<'a>,
+    pub hashes: BlockHashes<'a>,
     /// Where they lay; they may still lie elsewhere.
-    pub medium: Option<Medium<'a>>,
+    pub medium: Option<StorageMedium<'a>>,
     /// Which of several KV-cache groups of a hybrid model (vLLM).
     pub group: Option<u32>,
 }
 
 /// A LoRA adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Lora<'a> {
+pub enum LoraAdapter<'a> {
     /// By number, where no name is sent.
     Id(u64),
     /// By name.
@@ -63,7 +63,7 @@ pub enum Lora<'a> {
 
 /// Members that matter, with the names under which they travel.
 #[derive(Clone, Copy)]
-enum Member {
+enum EventField {
     Hashes,
     Parent,
     Tokens,
@@ -76,21 +76,21 @@ enum Member {
     Group,
 }
 
-const STORED: &[Member] = &[
-    Member::Hashes,
-    Member::Parent,
-    Member::Tokens,
-    Member::BlockSize,
-    Member::LoraId,
-    Member::Medium,
-    Member::LoraName,
-    Member::ExtraKeys,
-    Member::Group,
+const STORED: &[EventField] = &[
+    EventField::Hashes,
+    EventField::Parent,
+    EventField::Tokens,
+    EventField::BlockSize,
+    EventField::LoraId,
+    EventField::Medium,
+    EventField::LoraName,
+    EventField::ExtraKeys,
+    EventField::Group,
 ];
-const REMOVED: &[Member] = &[Member::Hashes, Member::Medium, Member::Group];
-const CLEARED: &[Member] = &[Member::Medium];
+const REMOVED: &[EventField] = &[EventField::Hashes, EventField::Medium, EventField::Group];
+const CLEARED: &[EventField] = &[EventField::Medium];
 
-impl Member {
+impl EventField {
     fn named(name: &[u8]) -> Option<Self> {
         Some(match name {
             b"block_hashes" => Self::Hashes,
@@ -109,24 +109,24 @@ impl Member {
 }
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum EngineEventKind {
     Stored,
     Removed,
     Cleared,
 }
 
-impl Kind {
-    fn from_value(value: Value<'_>) -> Result<Self, DecodeError> {
+impl EngineEventKind {
+    fn from_value(value: MsgpackValue<'_>) -> Result<Self, EventDecodeError> {
         match value {
-            Value::Text(b"BlockStored") => Ok(Self::Stored),
-            Value::Text(b"BlockRemoved") => Ok(Self::Removed),
-            Value::Text(b"AllBlocksCleared") => Ok(Self::Cleared),
-            _ => Err(DecodeError::UnknownKind),
+            MsgpackValue::Text(b"BlockStored") => Ok(Self::Stored),
+            MsgpackValue::Text(b"BlockRemoved") => Ok(Self::Removed),
+            MsgpackValue::Text(b"AllBlocksCleared") => Ok(Self::Cleared),
+            _ => Err(EventDecodeError::UnknownKind),
         }
     }
 
     /// Members by position.
-    fn members(self) -> &'static [Member] {
+    fn members(self) -> &'static [EventField] {
         match self {
             Self::Stored => STORED,
             Self::Removed => REMOVED,
@@ -135,71 +135,81 @@ impl Kind {
     }
 }
 
-impl<'a> Event<'a> {
-    pub(super) fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
-        let mut members = Members::default();
+impl<'a> EngineEvent<'a> {
+    pub(super) fn read(reader: &mut MsgpackReader<'a>) -> Result<Self, EventDecodeError> {
+        let mut members = EventFields::default();
         let kind = match reader.value()? {
-            Value::Map(pairs) => members.read_map(reader, pairs)?,
-            Value::Array(length @ 1..) => members.read_array(reader, length - 1)?,
-            _ => return Err(DecodeError::UnknownKind),
+            MsgpackValue::Map(pairs) => members.read_map(reader, pairs)?,
+            MsgpackValue::Array(length @ 1..) => members.read_array(reader, length - 1)?,
+            _ => return Err(EventDecodeError::UnknownKind),
         };
-        let hashes = || members.hashes.ok_or(DecodeError::Missing("block_hashes"));
+        let hashes = || members.hashes.ok_or(EventDecodeError::Missing("block_hashes"));
         Ok(match kind {
-            Kind::Stored => Self::Stored(Stored {
+            EngineEventKind::Stored => Self::Stored(BlockStored {
                 hashes: hashes()?,
                 parent: members.parent,
                 tokens: members.tokens,
-                block_size: members.block_size.ok_or(DecodeError::Missing("block_size"))?,
+                block_size: members.block_size.ok_or(EventDecodeError::Missing("block_size"))?,
                 medium: members.medium,
-                lora: members.lora_name.map(Lora::Name).or(members.lora_id),
+                lora: members.lora_name.map(LoraAdapter::Name).or(members.lora_id),
                 extra_keys: members.extra_keys,
                 cache_salt: members.cache_salt,
                 group: members.group,
             }),
-            Kind::Removed => {
-                Self::Removed(Removed { hashes: hashes()?, medium: members.medium, group: members.group })
-            }
-            Kind::Cleared => Self::Cleared(members.medium),
+            EngineEventKind::Removed => Self::Removed(BlockRemoved {
+                hashes: hashes()?,
+                medium: members.medium,
+                group: members.group,
+            }),
+            EngineEventKind::Cleared => Self::Cleared(members.medium),
         })
     }
 }
 
 /// Members as far as they have been read.
 #[derive(Default)]
-struct Members<'a> {
-    hashes: Option<Hashes<'a>>,
+struct EventFields<'a> {
+    hashes: Option<BlockHashes<'a>>,
     parent: Option<BlockHash<'a>>,
     tokens: Option<TokenIds<'a>>,
     block_size: Option<u32>,
-    medium: Option<Medium<'a>>,
-    lora_id: Option<Lora<'a>>,
+    medium: Option<StorageMedium<'a>>,
+    lora_id: Option<LoraAdapter<'a>>,
     lora_name: Option<&'a str>,
     extra_keys: Option<ExtraKeys<'a>>,
     cache_salt: Option<&'a str>,
     group: Option<u32>,
 }
 
-impl<'a> Members<'a> {
+impl<'a> EventFields<'a> {
     /// Members that are not known are passed over.
-    fn read_map(&mut self, reader: &mut Reader<'a>, pairs: u32) -> Result<Kind, DecodeError> {
+    fn read_map(
+        &mut self,
+        reader: &mut MsgpackReader<'a>,
+        pairs: u32,
+    ) -> Result<EngineEventKind, EventDecodeError> {
         let mut kind = None;
         for _ in 0..pairs {
-            let Value::Text(name) = reader.value()? else {
-                return Err(DecodeError::Unexpected("a member's name"));
+            let MsgpackValue::Text(name) = reader.value()? else {
+                return Err(EventDecodeError::Unexpected("a member's name"));
             };
-            match Member::named(name) {
+            match EventField::named(name) {
                 Some(member) => self.set(member, reader)?,
-                None if name == b"type" => kind = Some(Kind::from_value(reader.value()?)?),
+                None if name == b"type" => kind = Some(EngineEventKind::from_value(reader.value()?)?),
                 None => {
                     reader.skip()?;
                 }
             }
         }
-        kind.ok_or(DecodeError::UnknownKind)
+        kind.ok_or(EventDecodeError::UnknownKind)
     }
 
-    fn read_array(&mut self, reader: &mut Reader<'a>, length: u32) -> Result<Kind, DecodeError> {
-        let kind = Kind::from_value(reader.value()?)?;
+    fn read_array(
+        &mut self,
+        reader: &mut MsgpackReader<'a>,
+        length: u32,
+    ) -> Result<EngineEventKind, EventDecodeError> {
+        let kind = EngineEventKind::from_value(reader.value()?)?;
         let mut members = kind.members().iter();
         for _ in 0..length {
             match members.next() {
@@ -213,54 +223,59 @@ impl<'a> Members<'a> {
     }
 
     /// Reads the value of a member. Nil leaves it unset.
-    fn set(&mut self, member: Member, reader: &mut Reader<'a>) -> Result<(), DecodeError> {
+    fn set(&mut self, member: EventField, reader: &mut MsgpackReader<'a>) -> Result<(), EventDecodeError> {
         let start = *reader;
-        if reader.value()? == Value::Nil {
+        if reader.value()? == MsgpackValue::Nil {
             return Ok(());
         }
         *reader = start;
-        let wrong = DecodeError::Unexpected;
+        let wrong = EventDecodeError::Unexpected;
         match member {
-            Member::Hashes => self.hashes = Some(Hashes::read(reader)?.ok_or(wrong("block_hashes"))?),
-            Member::Parent => {
+            EventField::Hashes => {
+                self.hashes = Some(BlockHashes::read(reader)?.ok_or(wrong("block_hashes"))?);
+            }
+            EventField::Parent => {
                 let parent = BlockHash::from_value(reader.value()?);
                 self.parent = Some(parent.ok_or(wrong("parent_block_hash"))?);
             }
-            Member::Tokens => self.tokens = TokenIds::read(reader)?,
-            Member::BlockSize => self.block_size = Some(number(reader, "block_size")?),
-            Member::LoraId => {
+            EventField::Tokens => self.tokens = TokenIds::read(reader)?,
+            EventField::BlockSize => self.block_size = Some(number(reader, "block_size")?),
+            EventField::LoraId => {
                 self.lora_id = Some(match reader.value()? {
-                    Value::Uint(id) => Lora::Id(id),
-                    Value::Text(name) => Lora::Name(utf8(name, "lora_id")?),
+                    MsgpackValue::Uint(id) => LoraAdapter::Id(id),
+                    MsgpackValue::Text(name) => LoraAdapter::Name(utf8(name, "lora_id")?),
                     _ => return Err(wrong("lora_id")),
                 });
             }
-            Member::Medium => self.medium = Some(Medium::from_name(text(reader, "medium")?)),
-            Member::LoraName => self.lora_name = Some(text(reader, "lora_name")?),
-            Member::ExtraKeys => {
+            EventField::Medium => self.medium = Some(StorageMedium::from_name(text(reader, "medium")?)),
+            EventField::LoraName => self.lora_name = Some(text(reader, "lora_name")?),
+            EventField::ExtraKeys => {
                 self.extra_keys = Some(ExtraKeys::read(reader)?.ok_or(wrong("extra_keys"))?);
             }
-            Member::CacheSalt => self.cache_salt = Some(text(reader, "cache_salt")?),
-            Member::Group => self.group = Some(number(reader, "group_idx")?),
+            EventField::CacheSalt => self.cache_salt = Some(text(reader, "cache_salt")?),
+            EventField::Group => self.group = Some(number(reader, "group_idx")?),
         }
         Ok(())
     }
 }
 
-fn number(reader: &mut Reader<'_>, name: &'static str) -> Result<u32, DecodeError> {
+fn number(reader: &mut MsgpackReader<'_>, name: &'static str) -> Result<u32, EventDecodeError> {
     match reader.value()? {
-        Value::Uint(number) => u32::try_from(number).map_err(|_| DecodeError::Unexpected(name)),
-        _ => Err(DecodeError::Unexpected(name)),
+        MsgpackValue::Uint(number) => u32::try_from(number).map_err(|_| EventDecodeError::Unexpected(name)),
+        _ => Err(EventDecodeError::Unexpected(name)),
     }
 }
 
-pub(super) fn text<'a>(reader: &mut Reader<'a>, name: &'static str) -> Result<&'a str, DecodeError> {
+pub(super) fn text<'a>(
+    reader: &mut MsgpackReader<'a>,
+    name: &'static str,
+) -> Result<&'a str, EventDecodeError> {
     match reader.value()? {
-        Value::Text(text) => utf8(text, name),
-        _ => Err(DecodeError::Unexpected(name)),
+        MsgpackValue::Text(text) => utf8(text, name),
+        _ => Err(EventDecodeError::Unexpected(name)),
     }
 }
 
-fn utf8<'a>(text: &'a [u8], name: &'static str) -> Result<&'a str, DecodeError> {
-    std::str::from_utf8(text).map_err(|_| DecodeError::Unexpected(name))
+fn utf8<'a>(text: &'a [u8], name: &'static str) -> Result<&'a str, EventDecodeError> {
+    std::str::from_utf8(text).map_err(|_| EventDecodeError::Unexpected(name))
 }

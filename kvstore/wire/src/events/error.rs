@@ -2,7 +2,7 @@
 
 /// Bytes are not the event that they should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum DecodeError {
+pub enum EventDecodeError {
     /// A message has other frames than events have.
     #[error("not the frames of an event: topic, 8-byte sequence number, payload")]
     Frames,

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use super::DecodeError;
-use super::reader::{Reader, Value};
+use super::EventDecodeError;
+use super::reader::{MsgpackReader, MsgpackValue};
 
 /// Shortest hash that travels as bytes. vLLM's are 16 (xxhash) and 32 (SHA-256) long.
 const DIGEST_BYTES: usize = 8;
@@ -26,11 +26,11 @@ impl<'a> BlockHash<'a> {
         }
     }
 
-    pub(super) fn from_value(value: Value<'a>) -> Option<Self> {
+    pub(super) fn from_value(value: MsgpackValue<'a>) -> Option<Self> {
         match value {
-            Value::Uint(hash) => Some(Self::Int(hash)),
-            Value::Negative(hash) => Some(Self::Int(hash.cast_unsigned())),
-            Value::Binary(digest) if digest.len() >= DIGEST_BYTES => Some(Self::Digest(digest)),
+            MsgpackValue::Uint(hash) => Some(Self::Int(hash)),
+            MsgpackValue::Negative(hash) => Some(Self::Int(hash.cast_unsigned())),
+            MsgpackValue::Binary(digest) if digest.len() >= DIGEST_BYTES => Some(Self::Digest(digest)),
             _ => None,
         }
     }
@@ -38,19 +38,19 @@ impl<'a> BlockHash<'a> {
 
 /// Elements of an array that has been checked already.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-struct List<'a> {
+struct MsgpackArray<'a> {
     length: u32,
     elements: &'a [u8],
 }
 
-impl<'a> List<'a> {
+impl<'a> MsgpackArray<'a> {
     /// Reads an array, all of whose elements `check` must take. `None` if it is none or has another element; then `reader` is
     /// anywhere.
     fn read(
-        reader: &mut Reader<'a>,
-        mut check: impl FnMut(&mut Reader<'a>) -> Result<bool, DecodeError>,
-    ) -> Result<Option<Self>, DecodeError> {
-        let Value::Array(length) = reader.value()? else { return Ok(None) };
+        reader: &mut MsgpackReader<'a>,
+        mut check: impl FnMut(&mut MsgpackReader<'a>) -> Result<bool, EventDecodeError>,
+    ) -> Result<Option<Self>, EventDecodeError> {
+        let MsgpackValue::Array(length) = reader.value()? else { return Ok(None) };
         let start = *reader;
         for _ in 0..length {
             if !check(reader)? {
@@ -60,11 +60,14 @@ impl<'a> List<'a> {
         Ok(Some(Self { length, elements: reader.since(&start) }))
     }
 
-    fn iter<T>(self, mut read: impl FnMut(&mut Reader<'a>) -> Option<T>) -> impl ExactSizeIterator<Item = T>
+    fn iter<T>(
+        self,
+        mut read: impl FnMut(&mut MsgpackReader<'a>) -> Option<T>,
+    ) -> impl ExactSizeIterator<Item = T>
     where
         T: Default,
     {
-        let mut reader = Reader::new(self.elements);
+        let mut reader = MsgpackReader::new(self.elements);
         // Elements have been checked, so that nothing falls back to a default.
         (0..self.length).map(move |_| read(&mut reader).unwrap_or_default())
     }
@@ -72,11 +75,11 @@ impl<'a> List<'a> {
 
 /// Hashes of consecutive blocks. Iterating decodes them.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub struct Hashes<'a>(List<'a>);
+pub struct BlockHashes<'a>(MsgpackArray<'a>);
 
-impl<'a> Hashes<'a> {
-    pub(super) fn read(reader: &mut Reader<'a>) -> Result<Option<Self>, DecodeError> {
-        let list = List::read(reader, |reader| Ok(BlockHash::from_value(reader.value()?).is_some()))?;
+impl<'a> BlockHashes<'a> {
+    pub(super) fn read(reader: &mut MsgpackReader<'a>) -> Result<Option<Self>, EventDecodeError> {
+        let list = MsgpackArray::read(reader, |reader| Ok(BlockHash::from_value(reader.value()?).is_some()))?;
         Ok(list.map(Self))
     }
 
@@ -104,13 +107,13 @@ impl Default for BlockHash<'_> {
 
 /// Tokens of consecutive blocks, one block after the other. Iterating decodes them.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub struct TokenIds<'a>(List<'a>);
+pub struct TokenIds<'a>(MsgpackArray<'a>);
 
 impl<'a> TokenIds<'a> {
     /// `None`, and past the value, if it is anything but an array of 32-bit numbers. (Speculative decoding may have pairs.)
-    pub(super) fn read(reader: &mut Reader<'a>) -> Result<Option<Self>, DecodeError> {
+    pub(super) fn read(reader: &mut MsgpackReader<'a>) -> Result<Option<Self>, EventDecodeError> {
         let start = *reader;
-        let list = List::read(reader, |reader| Ok(reader.small_uint()?.is_some()))?;
+        let list = MsgpackArray::read(reader, |reader| Ok(reader.small_uint()?.is_some()))?;
         if list.is_none() {
             *reader = start;
             reader.skip()?;
@@ -136,7 +139,7 @@ impl<'a> TokenIds<'a> {
 
 /// What besides tokens went into the hashes of consecutive blocks: a cache salt, a LoRA's name, images.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub struct ExtraKeys<'a>(List<'a>);
+pub struct ExtraKeys<'a>(MsgpackArray<'a>);
 
 /// One such thing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -149,10 +152,10 @@ pub enum ExtraKey<'a> {
 }
 
 impl<'a> ExtraKeys<'a> {
-    pub(super) fn read(reader: &mut Reader<'a>) -> Result<Option<Self>, DecodeError> {
-        let list = List::read(reader, |reader| {
+    pub(super) fn read(reader: &mut MsgpackReader<'a>) -> Result<Option<Self>, EventDecodeError> {
+        let list = MsgpackArray::read(reader, |reader| {
             let value = reader.skip()?;
-            Ok(matches!(Reader::new(value).value()?, Value::Nil | Value::Array(_)))
+            Ok(matches!(MsgpackReader::new(value).value()?, MsgpackValue::Nil | MsgpackValue::Array(_)))
         })?;
         Ok(list.map(Self))
     }
@@ -177,17 +180,17 @@ impl<'a> ExtraKeys<'a> {
         &self,
     ) -> impl ExactSizeIterator<Item = impl ExactSizeIterator<Item = ExtraKey<'a>> + use<'a>> + use<'a> {
         let blocks = self.0.iter(|reader| {
-            let mut block = Reader::new(reader.skip().ok()?);
+            let mut block = MsgpackReader::new(reader.skip().ok()?);
             match block.value() {
-                Ok(Value::Array(length)) => Some(List { length, elements: block.rest() }),
+                Ok(MsgpackValue::Array(length)) => Some(MsgpackArray { length, elements: block.rest() }),
                 _ => None,
             }
         });
         blocks.map(|keys| {
             keys.iter(|reader| {
-                let mut key = Reader::new(reader.skip().ok()?);
+                let mut key = MsgpackReader::new(reader.skip().ok()?);
                 match key.value() {
-                    Ok(Value::Text(text)) => std::str::from_utf8(text).ok().map(ExtraKey::Text),
+                    Ok(MsgpackValue::Text(text)) => std::str::from_utf8(text).ok().map(ExtraKey::Text),
                     _ => None,
                 }
             })
@@ -195,7 +198,7 @@ impl<'a> ExtraKeys<'a> {
     }
 }
 
-impl fmt::Debug for Hashes<'_> {
+impl fmt::Debug for BlockHashes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.iter()).finish()
     }

@@ -5,7 +5,7 @@ use std::fmt;
 /// Where a block lies, in the publisher's words. Names are case-sensitive: vLLM's own host memory is `CPU`, but blocks that its
 /// Mooncake connector has put into the store are `cpu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Medium<'a> {
+pub enum StorageMedium<'a> {
     /// `GPU`: the engine's own KV cache, on CPU engines too.
     Gpu,
     /// `CPU`: the engine's host memory (vLLM).
@@ -26,18 +26,18 @@ pub enum Medium<'a> {
     Other(&'a str),
 }
 
-const NAMES: &[(Medium<'static>, &str)] = &[
-    (Medium::Gpu, "GPU"),
-    (Medium::Cpu, "CPU"),
-    (Medium::CpuPinned, "CPU_PINNED"),
-    (Medium::Disk, "DISK"),
-    (Medium::Storage, "STORAGE"),
-    (Medium::External, "EXTERNAL"),
-    (Medium::StoreMemory, "cpu"),
-    (Medium::StoreDisk, "disk"),
+const NAMES: &[(StorageMedium<'static>, &str)] = &[
+    (StorageMedium::Gpu, "GPU"),
+    (StorageMedium::Cpu, "CPU"),
+    (StorageMedium::CpuPinned, "CPU_PINNED"),
+    (StorageMedium::Disk, "DISK"),
+    (StorageMedium::Storage, "STORAGE"),
+    (StorageMedium::External, "EXTERNAL"),
+    (StorageMedium::StoreMemory, "cpu"),
+    (StorageMedium::StoreDisk, "disk"),
 ];
 
-impl<'a> Medium<'a> {
+impl<'a> StorageMedium<'a> {
     /// The medium of this name.
     pub fn from_name(name: &'a str) -> Self {
         NAMES.iter().find(|(_, known)| *known == name).map_or(Self::Other(name), |&(medium, _)| medium)
@@ -52,7 +52,7 @@ impl<'a> Medium<'a> {
     }
 }
 
-impl fmt::Display for Medium<'_> {
+impl fmt::Display for StorageMedium<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -65,9 +65,9 @@ mod tests {
     #[test]
     fn names_are_kept() {
         for name in ["GPU", "CPU", "CPU_PINNED", "DISK", "STORAGE", "EXTERNAL", "cpu", "disk", "REMOTE", ""] {
-            assert_eq!(Medium::from_name(name).name(), name);
+            assert_eq!(StorageMedium::from_name(name).name(), name);
         }
-        assert_eq!(Medium::from_name("REMOTE"), Medium::Other("REMOTE"));
-        assert_ne!(Medium::from_name("cpu"), Medium::from_name("CPU"));
+        assert_eq!(StorageMedium::from_name("REMOTE"), StorageMedium::Other("REMOTE"));
+        assert_ne!(StorageMedium::from_name("cpu"), StorageMedium::from_name("CPU"));
     }
 }

@@ -1,8 +1,8 @@
 //! KV events: what engines and the Mooncake master publish about the blocks that they hold.
 //!
-//! All of them send three frames, [`Frames`]: a topic, a sequence number, and a MessagePack payload `[timestamp, [event…], dp_rank]`.
-//! Engines (vLLM, SGLang) describe blocks by hash and tokens: [`Batch`]. The Mooncake master describes objects by key:
-//! [`mooncake::Batch`]. Who subscribes knows which of the two it hears.
+//! All of them send three frames, [`EventFrames`]: a topic, a sequence number, and a MessagePack payload `[timestamp, [event…], dp_rank]`.
+//! Engines (vLLM, SGLang) describe blocks by hash and tokens: [`EngineEventBatch`]. The Mooncake master describes objects by key:
+//! [`mooncake::EngineEventBatch`]. Who subscribes knows which of the two it hears.
 //!
 //! [`encode_engine_batch`] writes what engines write; a gateway has no use for it, but simulated engines have.
 //!
@@ -20,10 +20,10 @@ pub mod mooncake;
 mod reader;
 mod writer;
 
-pub use batch::Batch;
-pub use encode::{NewBlocks, NewEvent, Sender, encode_engine_batch};
-pub use engine::{Event, Lora, Removed, Stored};
-pub use error::DecodeError;
-pub use frames::Frames;
-pub use list::{BlockHash, ExtraKey, ExtraKeys, Hashes, TokenIds};
-pub use medium::Medium;
+pub use batch::EngineEventBatch;
+pub use encode::{EngineEventFormat, OutgoingBlocks, OutgoingEngineEvent, encode_engine_batch};
+pub use engine::{BlockRemoved, BlockStored, EngineEvent, LoraAdapter};
+pub use error::EventDecodeError;
+pub use frames::EventFrames;
+pub use list::{BlockHash, BlockHashes, ExtraKey, ExtraKeys, TokenIds};
+pub use medium::StorageMedium;

@@ -5,16 +5,16 @@
 
 use super::batch::{RawEvents, split};
 use super::engine::text;
-use super::reader::{Reader, Value};
-use super::writer::Writer;
-use super::{DecodeError, Medium};
+use super::reader::{MsgpackReader, MsgpackValue};
+use super::writer::MsgpackWriter;
+use super::{EventDecodeError, StorageMedium};
 
 /// The tenant of objects that were stored without one.
 pub const DEFAULT_TENANT: &str = "default";
 
 /// Events that a master published together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Batch<'a> {
+pub struct StoreEventBatch<'a> {
     /// The master's clock, in milliseconds since 1970.
     pub timestamp_ms: u64,
     events: RawEvents<'a>,
@@ -22,7 +22,7 @@ pub struct Batch<'a> {
 
 /// Something that happened to a master's objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Event<'a> {
+pub struct StoreEvent<'a> {
     /// Counts the master's events from 1 on.
     pub id: u64,
     /// The master's clock, in milliseconds since 1970.
@@ -32,16 +32,16 @@ pub struct Event<'a> {
     /// The name that was given to the master.
     pub backend: &'a str,
     /// What happened.
-    pub change: Change<'a>,
+    pub change: StoreEventKind<'a>,
 }
 
 /// What happened to a tenant's objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change<'a> {
+pub enum StoreEventKind<'a> {
     /// The first replica on this medium is complete.
-    Stored(Object<'a>),
+    Stored(StoreEventObject<'a>),
     /// The last replica on this medium is gone.
-    Removed(Object<'a>),
+    Removed(StoreEventObject<'a>),
     /// All objects of the tenant are gone. 0.3.13 does not send this, later masters do.
     Cleared,
     /// Something happened to a segment, and so to all replicas that it has. No release of Mooncake sends this: who knows only
@@ -62,20 +62,20 @@ pub enum SegmentChange {
     /// Its node is not heard of. Its objects are not handed out, but may come back.
     Silent,
     /// Its node is heard of again, and so its objects can be read again.
-    Back,
+    Recovered,
     /// It is gone. That objects are gone with it is told of each.
     Lost,
 }
 
 impl SegmentChange {
-    const ALL: [Self; 4] = [Self::Mounted, Self::Silent, Self::Back, Self::Lost];
+    const ALL: [Self; 4] = [Self::Mounted, Self::Silent, Self::Recovered, Self::Lost];
 
     /// The names that travel, of the master's own style and of the engines'.
     fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Mounted => ("segment_mounted", "SegmentMounted"),
             Self::Silent => ("segment_silent", "SegmentSilent"),
-            Self::Back => ("segment_back", "SegmentBack"),
+            Self::Recovered => ("segment_back", "SegmentBack"),
             Self::Lost => ("segment_lost", "SegmentLost"),
         }
     }
@@ -87,36 +87,38 @@ impl SegmentChange {
 
 /// An object on a medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Object<'a> {
+pub struct StoreEventObject<'a> {
     /// The object's key.
     pub key: &'a str,
     /// The group that it was stored in. An empty name is none.
     pub group: Option<&'a str>,
-    /// [`Medium::StoreMemory`] or [`Medium::StoreDisk`].
-    pub medium: Medium<'a>,
+    /// [`StorageMedium::StoreMemory`] or [`StorageMedium::StoreDisk`].
+    pub medium: StorageMedium<'a>,
 }
 
-impl<'a> Batch<'a> {
+impl<'a> StoreEventBatch<'a> {
     /// Reads the payload of a message. The whole of it is checked to be MessagePack; events are read by [`events`](Self::events).
     ///
     /// # Errors
-    /// [`DecodeError::Truncated`] or [`DecodeError::Malformed`].
-    pub fn decode(payload: &'a [u8]) -> Result<Self, DecodeError> {
+    /// [`EventDecodeError::Truncated`] or [`EventDecodeError::Malformed`].
+    pub fn decode(payload: &'a [u8]) -> Result<Self, EventDecodeError> {
         match split(payload)? {
-            (Value::Uint(timestamp_ms), events, _) => Ok(Self { timestamp_ms, events }),
-            _ => Err(DecodeError::Malformed),
+            (MsgpackValue::Uint(timestamp_ms), events, _) => Ok(Self { timestamp_ms, events }),
+            _ => Err(EventDecodeError::Malformed),
         }
     }
 
     /// The events in order. One that is not understood is an error; the rest can be read all the same.
-    pub fn events(&self) -> impl ExactSizeIterator<Item = Result<Event<'a>, DecodeError>> + use<'a> {
-        self.events.iter(Event::read)
+    pub fn events(
+        &self,
+    ) -> impl ExactSizeIterator<Item = Result<StoreEvent<'a>, EventDecodeError>> + use<'a> {
+        self.events.iter(StoreEvent::read)
     }
 }
 
 /// Appends a payload of these events, byte for byte as a master sends it.
-pub fn encode_batch(timestamp_ms: u64, events: &[Event<'_>], out: &mut Vec<u8>) {
-    let mut writer = Writer::new(out);
+pub fn encode_batch(timestamp_ms: u64, events: &[StoreEvent<'_>], out: &mut Vec<u8>) {
+    let mut writer = MsgpackWriter::new(out);
     writer.array(3);
     writer.uint(timestamp_ms);
     writer.array(events.len());
@@ -127,15 +129,15 @@ pub fn encode_batch(timestamp_ms: u64, events: &[Event<'_>], out: &mut Vec<u8>) 
     writer.uint(0);
 }
 
-impl<'a> Event<'a> {
-    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
-        let Value::Map(pairs) = reader.value()? else { return Err(DecodeError::UnknownKind) };
+impl<'a> StoreEvent<'a> {
+    fn read(reader: &mut MsgpackReader<'a>) -> Result<Self, EventDecodeError> {
+        let MsgpackValue::Map(pairs) = reader.value()? else { return Err(EventDecodeError::UnknownKind) };
         let (mut id, mut timestamp_ms, mut kind) = (None, None, None);
         let (mut tenant, mut backend, mut group, mut medium, mut key) = (None, None, None, None, None);
         let mut segment = None;
         for _ in 0..pairs {
-            let Value::Text(name) = reader.value()? else {
-                return Err(DecodeError::Unexpected("a member's name"));
+            let MsgpackValue::Text(name) = reader.value()? else {
+                return Err(EventDecodeError::Unexpected("a member's name"));
             };
             match name {
                 b"event_id" => id = uint(reader, "event_id")?,
@@ -153,35 +155,35 @@ impl<'a> Event<'a> {
             }
         }
         let object = || {
-            let key = key.ok_or(DecodeError::Missing("object_key"))?;
-            let medium = medium.ok_or(DecodeError::Missing("medium"))?;
-            Ok(Object { key, group, medium: Medium::from_name(medium) })
+            let key = key.ok_or(EventDecodeError::Missing("object_key"))?;
+            let medium = medium.ok_or(EventDecodeError::Missing("medium"))?;
+            Ok(StoreEventObject { key, group, medium: StorageMedium::from_name(medium) })
         };
         let change = match kind {
-            Some("stored") => Change::Stored(object()?),
-            Some("removed") => Change::Removed(object()?),
-            Some("cleared") => Change::Cleared,
-            Some(other) => Change::Segment {
-                change: SegmentChange::from_name(other).ok_or(DecodeError::UnknownKind)?,
-                name: segment.ok_or(DecodeError::Missing("segment"))?,
+            Some("stored") => StoreEventKind::Stored(object()?),
+            Some("removed") => StoreEventKind::Removed(object()?),
+            Some("cleared") => StoreEventKind::Cleared,
+            Some(other) => StoreEventKind::Segment {
+                change: SegmentChange::from_name(other).ok_or(EventDecodeError::UnknownKind)?,
+                name: segment.ok_or(EventDecodeError::Missing("segment"))?,
             },
-            None => return Err(DecodeError::UnknownKind),
+            None => return Err(EventDecodeError::UnknownKind),
         };
         Ok(Self {
-            id: id.ok_or(DecodeError::Missing("event_id"))?,
-            timestamp_ms: timestamp_ms.ok_or(DecodeError::Missing("timestamp"))?,
+            id: id.ok_or(EventDecodeError::Missing("event_id"))?,
+            timestamp_ms: timestamp_ms.ok_or(EventDecodeError::Missing("timestamp"))?,
             tenant: tenant.unwrap_or(DEFAULT_TENANT),
-            backend: backend.ok_or(DecodeError::Missing("backend_id"))?,
+            backend: backend.ok_or(EventDecodeError::Missing("backend_id"))?,
             change,
         })
     }
 
-    fn write(&self, writer: &mut Writer<'_>) {
+    fn write(&self, writer: &mut MsgpackWriter<'_>) {
         let (pairs, kind, engine_kind) = match self.change {
-            Change::Stored(_) => (20, "stored", "BlockStored"),
-            Change::Removed(_) => (17, "removed", "BlockRemoved"),
-            Change::Cleared => (12, "cleared", "AllBlocksCleared"),
-            Change::Segment { change, .. } => {
+            StoreEventKind::Stored(_) => (20, "stored", "BlockStored"),
+            StoreEventKind::Removed(_) => (17, "removed", "BlockRemoved"),
+            StoreEventKind::Cleared => (12, "cleared", "AllBlocksCleared"),
+            StoreEventKind::Segment { change, .. } => {
                 let (kind, engine_kind) = change.names();
                 (11, kind, engine_kind)
             }
@@ -199,7 +201,7 @@ impl<'a> Event<'a> {
         member(writer, "tenant_id", Some(self.tenant));
         member(writer, "backend_id", Some(self.backend));
         match self.change {
-            Change::Stored(object) => {
+            StoreEventKind::Stored(object) => {
                 object.write(writer);
                 writer.text("base_block_idx");
                 writer.uint(0);
@@ -207,20 +209,20 @@ impl<'a> Event<'a> {
                     member(writer, name, None);
                 }
             }
-            Change::Removed(object) => {
+            StoreEventKind::Removed(object) => {
                 object.write(writer);
                 member(writer, "base_block_idx", None);
             }
-            Change::Cleared => {
+            StoreEventKind::Cleared => {
                 member(writer, "medium", None);
                 member(writer, "dp_rank", None);
             }
-            Change::Segment { name, .. } => member(writer, "segment", Some(name)),
+            StoreEventKind::Segment { name, .. } => member(writer, "segment", Some(name)),
         }
     }
 }
 
-impl Object<'_> {
+impl StoreEventObject<'_> {
     /// The key as a hash, if it is a 64-bit number in decimal or with `0x` before it.
     pub fn hash(&self) -> Option<u64> {
         let hex = self.key.strip_prefix("0x").or_else(|| self.key.strip_prefix("0X"));
@@ -230,7 +232,7 @@ impl Object<'_> {
         u64::from_str_radix(digits, radix).ok()
     }
 
-    fn write(&self, writer: &mut Writer<'_>) {
+    fn write(&self, writer: &mut MsgpackWriter<'_>) {
         member(writer, "group_id", self.group.filter(|group| !group.is_empty()));
         member(writer, "medium", Some(self.medium.name()));
         member(writer, "dp_rank", None);
@@ -246,7 +248,7 @@ impl Object<'_> {
 }
 
 /// A member that is a text or nil.
-fn member(writer: &mut Writer<'_>, name: &str, value: Option<&str>) {
+fn member(writer: &mut MsgpackWriter<'_>, name: &str, value: Option<&str>) {
     writer.text(name);
     match value {
         Some(value) => writer.text(value),
@@ -254,16 +256,19 @@ fn member(writer: &mut Writer<'_>, name: &str, value: Option<&str>) {
     }
 }
 
-fn uint(reader: &mut Reader<'_>, name: &'static str) -> Result<Option<u64>, DecodeError> {
+fn uint(reader: &mut MsgpackReader<'_>, name: &'static str) -> Result<Option<u64>, EventDecodeError> {
     match reader.value()? {
-        Value::Uint(number) => Ok(Some(number)),
-        _ => Err(DecodeError::Unexpected(name)),
+        MsgpackValue::Uint(number) => Ok(Some(number)),
+        _ => Err(EventDecodeError::Unexpected(name)),
     }
 }
 
-fn optional<'a>(reader: &mut Reader<'a>, name: &'static str) -> Result<Option<&'a str>, DecodeError> {
+fn optional<'a>(
+    reader: &mut MsgpackReader<'a>,
+    name: &'static str,
+) -> Result<Option<&'a str>, EventDecodeError> {
     let mut ahead = *reader;
-    if ahead.value()? == Value::Nil {
+    if ahead.value()? == MsgpackValue::Nil {
         *reader = ahead;
         return Ok(None);
     }
@@ -275,8 +280,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn object(key: &str) -> Object<'_> {
-        Object { key, group: None, medium: Medium::StoreMemory }
+    fn object(key: &str) -> StoreEventObject<'_> {
+        StoreEventObject { key, group: None, medium: StorageMedium::StoreMemory }
     }
 
     #[test]
@@ -310,20 +315,20 @@ mod tests {
             timestamp_ms: u64,
             changes in prop::collection::vec((any::<u64>(), any::<u64>(), name(), name(), change()), 0..8),
         ) {
-            let events: Vec<Event<'_>> = changes.iter().map(|(id, timestamp_ms, tenant, backend, change)| {
+            let events: Vec<StoreEvent<'_>> = changes.iter().map(|(id, timestamp_ms, tenant, backend, change)| {
                 let (kind, key, group, medium) = change;
-                let object = Object { key, group: group.as_deref(), medium: Medium::from_name(medium) };
+                let object = StoreEventObject { key, group: group.as_deref(), medium: StorageMedium::from_name(medium) };
                 let change = match kind {
-                    0 => Change::Stored(object),
-                    1 => Change::Removed(object),
-                    2 => Change::Cleared,
-                    other => Change::Segment { name: key, change: SegmentChange::ALL[usize::from(other - 3)] },
+                    0 => StoreEventKind::Stored(object),
+                    1 => StoreEventKind::Removed(object),
+                    2 => StoreEventKind::Cleared,
+                    other => StoreEventKind::Segment { name: key, change: SegmentChange::ALL[usize::from(other - 3)] },
                 };
-                Event { id: *id, timestamp_ms: *timestamp_ms, tenant, backend, change }
+                StoreEvent { id: *id, timestamp_ms: *timestamp_ms, tenant, backend, change }
             }).collect();
             let mut payload = Vec::new();
             encode_batch(timestamp_ms, &events, &mut payload);
-            let batch = Batch::decode(&payload).unwrap();
+            let batch = StoreEventBatch::decode(&payload).unwrap();
             prop_assert_eq!(batch.timestamp_ms, timestamp_ms);
             prop_assert_eq!(batch.events().collect::<Result<Vec<_>, _>>(), Ok(events));
         }

@@ -3,11 +3,11 @@
 //! Nothing is allocated and nothing recurses, so neither a declared length nor nesting can hurt. What is skipped is checked to be
 //! complete, but strings that nobody asks for are not checked to be UTF-8.
 
-use super::DecodeError;
+use super::EventDecodeError;
 
 /// A value, or the head of an array or a map whose elements follow.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Value<'a> {
+pub(crate) enum MsgpackValue<'a> {
     Nil,
     Bool(bool),
     /// A number from 0 on, however it was packed.
@@ -25,63 +25,63 @@ pub(crate) enum Value<'a> {
 
 /// Reads one value after the other.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Reader<'a> {
+pub(crate) struct MsgpackReader<'a> {
     rest: &'a [u8],
 }
 
-impl<'a> Reader<'a> {
+impl<'a> MsgpackReader<'a> {
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }
 
-    pub(crate) fn value(&mut self) -> Result<Value<'a>, DecodeError> {
+    pub(crate) fn value(&mut self) -> Result<MsgpackValue<'a>, EventDecodeError> {
         let [marker] = self.array::<1>()?;
         Ok(match marker {
-            0x00..=0x7f => Value::Uint(marker.into()),
-            0x80..=0x8f => Value::Map(u32::from(marker & 0x0f)),
-            0x90..=0x9f => Value::Array(u32::from(marker & 0x0f)),
-            0xa0..=0xbf => Value::Text(self.bytes(u32::from(marker & 0x1f))?),
-            0xc0 => Value::Nil,
-            0xc1 => return Err(DecodeError::Malformed),
-            0xc2 | 0xc3 => Value::Bool(marker == 0xc3),
-            0xc4..=0xc6 => Value::Binary(self.sized(marker - 0xc4)?),
+            0x00..=0x7f => MsgpackValue::Uint(marker.into()),
+            0x80..=0x8f => MsgpackValue::Map(u32::from(marker & 0x0f)),
+            0x90..=0x9f => MsgpackValue::Array(u32::from(marker & 0x0f)),
+            0xa0..=0xbf => MsgpackValue::Text(self.bytes(u32::from(marker & 0x1f))?),
+            0xc0 => MsgpackValue::Nil,
+            0xc1 => return Err(EventDecodeError::Malformed),
+            0xc2 | 0xc3 => MsgpackValue::Bool(marker == 0xc3),
+            0xc4..=0xc6 => MsgpackValue::Binary(self.sized(marker - 0xc4)?),
             0xc7..=0xc9 => {
                 let length = self.length(marker - 0xc7)?;
                 self.array::<1>()?;
                 self.bytes(length)?;
-                Value::Extension
+                MsgpackValue::Extension
             }
-            0xca => Value::Float(f32::from_be_bytes(self.array()?).into()),
-            0xcb => Value::Float(f64::from_be_bytes(self.array()?)),
-            0xcc => Value::Uint(u8::from_be_bytes(self.array()?).into()),
-            0xcd => Value::Uint(u16::from_be_bytes(self.array()?).into()),
-            0xce => Value::Uint(u32::from_be_bytes(self.array()?).into()),
-            0xcf => Value::Uint(u64::from_be_bytes(self.array()?)),
+            0xca => MsgpackValue::Float(f32::from_be_bytes(self.array()?).into()),
+            0xcb => MsgpackValue::Float(f64::from_be_bytes(self.array()?)),
+            0xcc => MsgpackValue::Uint(u8::from_be_bytes(self.array()?).into()),
+            0xcd => MsgpackValue::Uint(u16::from_be_bytes(self.array()?).into()),
+            0xce => MsgpackValue::Uint(u32::from_be_bytes(self.array()?).into()),
+            0xcf => MsgpackValue::Uint(u64::from_be_bytes(self.array()?)),
             0xd0 => signed(i8::from_be_bytes(self.array()?).into()),
             0xd1 => signed(i16::from_be_bytes(self.array()?).into()),
             0xd2 => signed(i32::from_be_bytes(self.array()?).into()),
             0xd3 => signed(i64::from_be_bytes(self.array()?)),
             0xd4..=0xd8 => {
                 self.bytes(1 + (1 << (marker - 0xd4)))?;
-                Value::Extension
+                MsgpackValue::Extension
             }
-            0xd9..=0xdb => Value::Text(self.sized(marker - 0xd9)?),
-            0xdc | 0xdd => Value::Array(self.length(marker - 0xdb)?),
-            0xde | 0xdf => Value::Map(self.length(marker - 0xdd)?),
-            0xe0..=0xff => Value::Negative(i8::from_be_bytes([marker]).into()),
+            0xd9..=0xdb => MsgpackValue::Text(self.sized(marker - 0xd9)?),
+            0xdc | 0xdd => MsgpackValue::Array(self.length(marker - 0xdb)?),
+            0xde | 0xdf => MsgpackValue::Map(self.length(marker - 0xdd)?),
+            0xe0..=0xff => MsgpackValue::Negative(i8::from_be_bytes([marker]).into()),
         })
     }
 
     /// A number of at most 32 bits from 0 on, as tokens are; `None` for any other value, of which nothing or a part has been read.
     #[inline]
-    pub(crate) fn small_uint(&mut self) -> Result<Option<u32>, DecodeError> {
+    pub(crate) fn small_uint(&mut self) -> Result<Option<u32>, EventDecodeError> {
         let (number, rest) = match *self.rest {
             [marker @ 0..=0x7f, ref rest @ ..] => (marker.into(), rest),
             [0xcd, a, b, ref rest @ ..] => (u16::from_be_bytes([a, b]).into(), rest),
             [0xce, a, b, c, d, ref rest @ ..] => (u32::from_be_bytes([a, b, c, d]), rest),
             _ => {
                 return Ok(match self.value()? {
-                    Value::Uint(number) => u32::try_from(number).ok(),
+                    MsgpackValue::Uint(number) => u32::try_from(number).ok(),
                     _ => None,
                 });
             }
@@ -91,25 +91,25 @@ impl<'a> Reader<'a> {
     }
 
     /// Passes over a whole value with all that is inside, and returns its bytes.
-    pub(crate) fn skip(&mut self) -> Result<&'a [u8], DecodeError> {
+    pub(crate) fn skip(&mut self) -> Result<&'a [u8], EventDecodeError> {
         let start = *self;
         let mut open = 1_u64;
         while open > 0 {
             open -= 1;
-            let marker = *self.rest.first().ok_or(DecodeError::Truncated)?;
+            let marker = *self.rest.first().ok_or(EventDecodeError::Truncated)?;
             let width = WIDTHS[usize::from(marker)];
             if width > 0 {
-                self.rest = self.rest.get(usize::from(width)..).ok_or(DecodeError::Truncated)?;
+                self.rest = self.rest.get(usize::from(width)..).ok_or(EventDecodeError::Truncated)?;
                 continue;
             }
             match self.value()? {
-                Value::Array(length) => open += u64::from(length),
-                Value::Map(pairs) => open += 2 * u64::from(pairs),
+                MsgpackValue::Array(length) => open += u64::from(length),
+                MsgpackValue::Map(pairs) => open += 2 * u64::from(pairs),
                 _ => {}
             }
             // Each value needs a byte at least.
             if open > self.rest.len() as u64 {
-                return Err(DecodeError::Truncated);
+                return Err(EventDecodeError::Truncated);
             }
         }
         Ok(self.since(&start))
@@ -126,13 +126,13 @@ impl<'a> Reader<'a> {
     }
 
     /// What a length of 1, 2 or 4 bytes precedes.
-    fn sized(&mut self, width: u8) -> Result<&'a [u8], DecodeError> {
+    fn sized(&mut self, width: u8) -> Result<&'a [u8], EventDecodeError> {
         let length = self.length(width)?;
         self.bytes(length)
     }
 
     /// A length of 1 (`width` 0), 2 (1) or 4 bytes (2).
-    fn length(&mut self, width: u8) -> Result<u32, DecodeError> {
+    fn length(&mut self, width: u8) -> Result<u32, EventDecodeError> {
         Ok(match width {
             0 => u8::from_be_bytes(self.array()?).into(),
             1 => u16::from_be_bytes(self.array()?).into(),
@@ -140,14 +140,14 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
-        let (head, rest) = self.rest.split_first_chunk().ok_or(DecodeError::Truncated)?;
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], EventDecodeError> {
+        let (head, rest) = self.rest.split_first_chunk().ok_or(EventDecodeError::Truncated)?;
         self.rest = rest;
         Ok(*head)
     }
 
-    fn bytes(&mut self, length: u32) -> Result<&'a [u8], DecodeError> {
-        let (head, rest) = self.rest.split_at_checked(length as usize).ok_or(DecodeError::Truncated)?;
+    fn bytes(&mut self, length: u32) -> Result<&'a [u8], EventDecodeError> {
+        let (head, rest) = self.rest.split_at_checked(length as usize).ok_or(EventDecodeError::Truncated)?;
         self.rest = rest;
         Ok(head)
     }
@@ -172,16 +172,16 @@ const WIDTHS: [u8; 256] = {
     widths
 };
 
-fn signed<'a>(number: i64) -> Value<'a> {
-    u64::try_from(number).map_or(Value::Negative(number), Value::Uint)
+fn signed<'a>(number: i64) -> MsgpackValue<'a> {
+    u64::try_from(number).map_or(MsgpackValue::Negative(number), MsgpackValue::Uint)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn one(bytes: &[u8]) -> Result<Value<'_>, DecodeError> {
-        let mut reader = Reader::new(bytes);
+    fn one(bytes: &[u8]) -> Result<MsgpackValue<'_>, EventDecodeError> {
+        let mut reader = MsgpackReader::new(bytes);
         let value = reader.value()?;
         assert!(reader.rest().is_empty(), "{bytes:x?}");
         Ok(value)
@@ -191,66 +191,67 @@ mod tests {
     #[test]
     fn every_form_is_read() {
         for (bytes, value) in [
-            (&[0x7f][..], Value::Uint(127)),
-            (&[0xff], Value::Negative(-1)),
-            (&[0xe0], Value::Negative(-32)),
-            (&[0xc0], Value::Nil),
-            (&[0xc3], Value::Bool(true)),
-            (&[0xcc, 0xff], Value::Uint(255)),
-            (&[0xcd, 1, 0], Value::Uint(256)),
-            (&[0xce, 0, 1, 0, 0], Value::Uint(65536)),
-            (&[0xcf, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff], Value::Uint(u64::MAX)),
-            (&[0xd0, 0x80], Value::Negative(-128)),
-            (&[0xd0, 0x7f], Value::Uint(127)),
-            (&[0xd1, 0xff, 0], Value::Negative(-256)),
-            (&[0xd2, 0xff, 0xff, 0, 0], Value::Negative(-65536)),
-            (&[0xd3, 0x80, 0, 0, 0, 0, 0, 0, 0], Value::Negative(i64::MIN)),
-            (&[0xca, 0x3f, 0x80, 0, 0], Value::Float(1.0)),
-            (&[0xcb, 0x3f, 0xf0, 0, 0, 0, 0, 0, 0], Value::Float(1.0)),
-            (b"\xa2hi", Value::Text(b"hi")),
-            (b"\xd9\x02hi", Value::Text(b"hi")),
-            (b"\xda\0\x02hi", Value::Text(b"hi")),
-            (b"\xdb\0\0\0\x02hi", Value::Text(b"hi")),
-            (b"\xc4\x02hi", Value::Binary(b"hi")),
-            (b"\xc5\0\x02hi", Value::Binary(b"hi")),
-            (b"\xc6\0\0\0\x02hi", Value::Binary(b"hi")),
-            (&[0x93], Value::Array(3)),
-            (&[0xdc, 1, 0], Value::Array(256)),
-            (&[0xdd, 0, 1, 0, 0], Value::Array(65536)),
-            (&[0x83], Value::Map(3)),
-            (&[0xde, 1, 0], Value::Map(256)),
-            (&[0xdf, 0, 1, 0, 0], Value::Map(65536)),
-            (&[0xd4, 5, 1], Value::Extension),
-            (&[0xd8, 5, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16], Value::Extension),
-            (&[0xc7, 2, 5, 1, 2], Value::Extension),
-            (&[0xc8, 0, 1, 5, 1], Value::Extension),
-            (&[0xc9, 0, 0, 0, 1, 5, 1], Value::Extension),
+            (&[0x7f][..], MsgpackValue::Uint(127)),
+            (&[0xff], MsgpackValue::Negative(-1)),
+            (&[0xe0], MsgpackValue::Negative(-32)),
+            (&[0xc0], MsgpackValue::Nil),
+            (&[0xc3], MsgpackValue::Bool(true)),
+            (&[0xcc, 0xff], MsgpackValue::Uint(255)),
+            (&[0xcd, 1, 0], MsgpackValue::Uint(256)),
+            (&[0xce, 0, 1, 0, 0], MsgpackValue::Uint(65536)),
+            (&[0xcf, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff], MsgpackValue::Uint(u64::MAX)),
+            (&[0xd0, 0x80], MsgpackValue::Negative(-128)),
+            (&[0xd0, 0x7f], MsgpackValue::Uint(127)),
+            (&[0xd1, 0xff, 0], MsgpackValue::Negative(-256)),
+            (&[0xd2, 0xff, 0xff, 0, 0], MsgpackValue::Negative(-65536)),
+            (&[0xd3, 0x80, 0, 0, 0, 0, 0, 0, 0], MsgpackValue::Negative(i64::MIN)),
+            (&[0xca, 0x3f, 0x80, 0, 0], MsgpackValue::Float(1.0)),
+            (&[0xcb, 0x3f, 0xf0, 0, 0, 0, 0, 0, 0], MsgpackValue::Float(1.0)),
+            (b"\xa2hi", MsgpackValue::Text(b"hi")),
+            (b"\xd9\x02hi", MsgpackValue::Text(b"hi")),
+            (b"\xda\0\x02hi", MsgpackValue::Text(b"hi")),
+            (b"\xdb\0\0\0\x02hi", MsgpackValue::Text(b"hi")),
+            (b"\xc4\x02hi", MsgpackValue::Binary(b"hi")),
+            (b"\xc5\0\x02hi", MsgpackValue::Binary(b"hi")),
+            (b"\xc6\0\0\0\x02hi", MsgpackValue::Binary(b"hi")),
+            (&[0x93], MsgpackValue::Array(3)),
+            (&[0xdc, 1, 0], MsgpackValue::Array(256)),
+            (&[0xdd, 0, 1, 0, 0], MsgpackValue::Array(65536)),
+            (&[0x83], MsgpackValue::Map(3)),
+            (&[0xde, 1, 0], MsgpackValue::Map(256)),
+            (&[0xdf, 0, 1, 0, 0], MsgpackValue::Map(65536)),
+            (&[0xd4, 5, 1], MsgpackValue::Extension),
+            (&[0xd8, 5, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16], MsgpackValue::Extension),
+            (&[0xc7, 2, 5, 1, 2], MsgpackValue::Extension),
+            (&[0xc8, 0, 1, 5, 1], MsgpackValue::Extension),
+            (&[0xc9, 0, 0, 0, 1, 5, 1], MsgpackValue::Extension),
         ] {
             assert_eq!(one(bytes), Ok(value), "{bytes:x?}");
-            let token = if let Value::Uint(number) = value { u32::try_from(number).ok() } else { None };
-            assert_eq!(Reader::new(bytes).small_uint(), Ok(token), "{bytes:x?}");
-            if !matches!(value, Value::Array(_) | Value::Map(_)) {
-                assert_eq!(Reader::new(bytes).skip(), Ok(bytes));
+            let token =
+                if let MsgpackValue::Uint(number) = value { u32::try_from(number).ok() } else { None };
+            assert_eq!(MsgpackReader::new(bytes).small_uint(), Ok(token), "{bytes:x?}");
+            if !matches!(value, MsgpackValue::Array(_) | MsgpackValue::Map(_)) {
+                assert_eq!(MsgpackReader::new(bytes).skip(), Ok(bytes));
             }
             for end in 0..bytes.len() {
-                assert_eq!(one(&bytes[..end]), Err(DecodeError::Truncated), "{bytes:x?} up to {end}");
-                assert_eq!(Reader::new(&bytes[..end]).skip(), Err(DecodeError::Truncated));
+                assert_eq!(one(&bytes[..end]), Err(EventDecodeError::Truncated), "{bytes:x?} up to {end}");
+                assert_eq!(MsgpackReader::new(&bytes[..end]).skip(), Err(EventDecodeError::Truncated));
             }
         }
-        assert_eq!(one(&[0xc1]), Err(DecodeError::Malformed));
+        assert_eq!(one(&[0xc1]), Err(EventDecodeError::Malformed));
     }
 
     #[test]
     fn skipping_neither_recurses_nor_believes_lengths() {
         let depth = if cfg!(miri) { 1_000 } else { 1_000_000 };
         let mut deep = vec![0x91; depth];
-        assert_eq!(Reader::new(&deep).skip(), Err(DecodeError::Truncated));
+        assert_eq!(MsgpackReader::new(&deep).skip(), Err(EventDecodeError::Truncated));
         deep.push(0xc0);
-        assert_eq!(Reader::new(&deep).skip().map(<[u8]>::len), Ok(depth + 1));
+        assert_eq!(MsgpackReader::new(&deep).skip().map(<[u8]>::len), Ok(depth + 1));
         let maps = [0xdf, 0xff, 0xff, 0xff, 0xff].repeat(1000);
-        assert_eq!(Reader::new(&maps).skip(), Err(DecodeError::Truncated));
-        let mut two = Reader::new(&[0x92, 1, 0x81, 0xa0, 2, 3]);
+        assert_eq!(MsgpackReader::new(&maps).skip(), Err(EventDecodeError::Truncated));
+        let mut two = MsgpackReader::new(&[0x92, 1, 0x81, 0xa0, 2, 3]);
         assert_eq!(two.skip(), Ok(&[0x92, 1, 0x81, 0xa0, 2][..]));
-        assert_eq!(two.value(), Ok(Value::Uint(3)));
+        assert_eq!(two.value(), Ok(MsgpackValue::Uint(3)));
     }
 }

@@ -1,11 +1,11 @@
 //! MessagePack as msgpack-c and msgspec pack it: every number and length in its shortest form.
 
 /// Appends values.
-pub(crate) struct Writer<'o> {
+pub(crate) struct MsgpackWriter<'o> {
     out: &'o mut Vec<u8>,
 }
 
-impl<'o> Writer<'o> {
+impl<'o> MsgpackWriter<'o> {
     pub(crate) fn new(out: &'o mut Vec<u8>) -> Self {
         Self { out }
     }
@@ -83,13 +83,13 @@ impl<'o> Writer<'o> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::reader::{Reader, Value};
+    use super::super::reader::{MsgpackReader, MsgpackValue};
     use super::*;
     use proptest::prelude::*;
 
-    fn written(write: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
+    fn written(write: impl FnOnce(&mut MsgpackWriter<'_>)) -> Vec<u8> {
         let mut out = Vec::new();
-        write(&mut Writer::new(&mut out));
+        write(&mut MsgpackWriter::new(&mut out));
         out
     }
 
@@ -99,14 +99,14 @@ mod tests {
         fn what_is_written_can_be_read(number: i64, shift in 0_u32..64, text in ".{0,400}", float in -1e12..1e12) {
             let number = number >> shift;
             let bytes = written(|writer| writer.int(number));
-            let expected = u64::try_from(number).map_or(Value::Negative(number), Value::Uint);
-            prop_assert_eq!(Reader::new(&bytes).value(), Ok(expected));
+            let expected = u64::try_from(number).map_or(MsgpackValue::Negative(number), MsgpackValue::Uint);
+            prop_assert_eq!(MsgpackReader::new(&bytes).value(), Ok(expected));
             let bytes = written(|writer| writer.text(&text));
-            prop_assert_eq!(Reader::new(&bytes).value(), Ok(Value::Text(text.as_bytes())));
+            prop_assert_eq!(MsgpackReader::new(&bytes).value(), Ok(MsgpackValue::Text(text.as_bytes())));
             let bytes = written(|writer| writer.binary(text.as_bytes()));
-            prop_assert_eq!(Reader::new(&bytes).value(), Ok(Value::Binary(text.as_bytes())));
+            prop_assert_eq!(MsgpackReader::new(&bytes).value(), Ok(MsgpackValue::Binary(text.as_bytes())));
             let bytes = written(|writer| writer.float(float));
-            prop_assert_eq!(Reader::new(&bytes).value(), Ok(Value::Float(float)));
+            prop_assert_eq!(MsgpackReader::new(&bytes).value(), Ok(MsgpackValue::Float(float)));
         }
     }
 

@@ -4,13 +4,13 @@ use std::fmt;
 
 /// The hash by which an engine knows a page and all that comes before it: 1 to 32 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PageHash {
+pub struct BlockKeyHash {
     /// The hash, filled up with zeros.
     bytes: [u8; Self::MAX_SIZE],
     size: u8,
 }
 
-impl PageHash {
+impl BlockKeyHash {
     /// Bytes of the longest hash, SHA-256.
     pub const MAX_SIZE: usize = 32;
 
@@ -49,14 +49,14 @@ fn nibble(digit: u8) -> Option<u8> {
     }
 }
 
-impl From<[u8; 32]> for PageHash {
+impl From<[u8; 32]> for BlockKeyHash {
     fn from(bytes: [u8; 32]) -> Self {
         Self { bytes, size: 32 }
     }
 }
 
 /// As lower-case hexadecimal digits.
-impl fmt::Display for PageHash {
+impl fmt::Display for BlockKeyHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
         let mut text = [0; 2 * Self::MAX_SIZE];
@@ -69,7 +69,7 @@ impl fmt::Display for PageHash {
     }
 }
 
-impl fmt::Debug for PageHash {
+impl fmt::Debug for BlockKeyHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }

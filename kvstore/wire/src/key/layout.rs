@@ -1,10 +1,12 @@
 //! Into which objects a model's pages are divided.
 
-use super::{LmcachePart, ObjectKey, PageHash, Part, SglangPart, SglangRanks, Tensor, VllmPart};
+use super::{
+    BlockKeyHash, BlockPart, LmcachePart, ObjectKey, SglangPart, SglangRanks, SglangTensor, VllmPart,
+};
 
 /// How a model's attention is cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Attention {
+pub enum AttentionKind {
     /// Keys and values of heads, which are divided among tensor-parallel ranks.
     Mha,
     /// One latent for all heads, equal on all tensor-parallel ranks and stored once.
@@ -13,7 +15,7 @@ pub enum Attention {
 
 /// Which releases of SGLang make keys of a form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum SglangForm {
+pub enum SglangKeyFormat {
     /// 0.5.3 to 0.5.6: no pipeline ranks.
     V0_5_3,
     /// Since 0.5.10.
@@ -28,14 +30,14 @@ pub enum KeyLayout {
         /// Before the hash; empty before 0.5.23. See [`KeyLayout::sglang_prefix`].
         prefix: String,
         /// How the model is cached.
-        attention: Attention,
+        attention: AttentionKind,
         /// Tensor-parallel ranks, or the least common multiple of theirs where engines of several sizes share
         /// pages.
         tp_size: u32,
         /// Pipeline ranks.
         pp_size: u32,
         /// Which form keys have.
-        form: SglangForm,
+        form: SglangKeyFormat,
     },
     /// vLLM's `MooncakeStoreConnector`.
     Vllm {
@@ -78,13 +80,13 @@ impl KeyLayout {
             sizes.iter().fold(1_u64, |product, size| product.saturating_mul(u64::from(*size)))
         };
         match self {
-            Self::Sglang { attention: Attention::Mha, tp_size, pp_size, form, .. } => match form {
-                SglangForm::V0_5_3 => product(&[2, *tp_size]),
-                SglangForm::V0_5_10 => product(&[2, *tp_size, *pp_size]),
+            Self::Sglang { attention: AttentionKind::Mha, tp_size, pp_size, form, .. } => match form {
+                SglangKeyFormat::V0_5_3 => product(&[2, *tp_size]),
+                SglangKeyFormat::V0_5_10 => product(&[2, *tp_size, *pp_size]),
             },
-            Self::Sglang { attention: Attention::Mla, pp_size, form, .. } => match form {
-                SglangForm::V0_5_3 => 1,
-                SglangForm::V0_5_10 => product(&[*pp_size]),
+            Self::Sglang { attention: AttentionKind::Mla, pp_size, form, .. } => match form {
+                SglangKeyFormat::V0_5_3 => 1,
+                SglangKeyFormat::V0_5_10 => product(&[*pp_size]),
             },
             Self::Vllm { tp_size, pcp_size, pp_size, groups, .. } => {
                 product(&[*tp_size, *pcp_size, *pp_size, *groups])
@@ -95,25 +97,29 @@ impl KeyLayout {
 
     /// The keys of all objects of a page. For LMCache only the first 8 bytes of the hash count, as a number that
     /// is not negative.
-    pub fn keys(&self, page: PageHash) -> impl Iterator<Item = ObjectKey<'_>> {
+    pub fn keys(&self, page: BlockKeyHash) -> impl Iterator<Item = ObjectKey<'_>> {
         let namespace = match self {
             Self::Sglang { prefix: namespace, .. }
             | Self::Vllm { namespace, .. }
             | Self::Lmcache { model: namespace, .. } => namespace,
         };
-        (0..self.parts_per_page()).map(move |index| ObjectKey { namespace, page, part: self.part(index) })
+        (0..self.parts_per_page()).map(move |index| ObjectKey {
+            namespace,
+            hash: page,
+            part: self.part(index),
+        })
     }
 
     /// The part with that index, which is below [`KeyLayout::parts_per_page`].
-    fn part(&self, index: u64) -> Part<'_> {
+    fn part(&self, index: u64) -> BlockPart<'_> {
         match self {
             Self::Sglang { attention, pp_size, form, .. } => {
-                Part::Sglang(sglang_part(index, *attention, *pp_size, *form))
+                BlockPart::Sglang(sglang_part(index, *attention, *pp_size, *form))
             }
             Self::Vllm { tp_size, pcp_size, dcp_size, pp_size, .. } => {
                 let mut rest = index;
                 let tp = digit(&mut rest, *tp_size);
-                Part::Vllm(VllmPart {
+                BlockPart::Vllm(VllmPart {
                     tp,
                     pcp: digit(&mut rest, *pcp_size),
                     dcp: tp % (*dcp_size).max(1),
@@ -121,7 +127,7 @@ impl KeyLayout {
                     group: digit(&mut rest, u32::MAX),
                 })
             }
-            Self::Lmcache { world_size, dtype, tags, .. } => Part::Lmcache(LmcachePart {
+            Self::Lmcache { world_size, dtype, tags, .. } => BlockPart::Lmcache(LmcachePart {
                 world_size: *world_size,
                 worker: digit(&mut index.clone(), *world_size),
                 negative: false,
@@ -141,18 +147,18 @@ fn digit(rest: &mut u64, base: u32) -> u32 {
     u32::try_from(digit).unwrap_or(u32::MAX)
 }
 
-fn sglang_part(index: u64, attention: Attention, pp_size: u32, form: SglangForm) -> SglangPart {
+fn sglang_part(index: u64, attention: AttentionKind, pp_size: u32, form: SglangKeyFormat) -> SglangPart {
     let mut rest = index;
-    let pipelined = form == SglangForm::V0_5_10 && pp_size > 1;
-    if attention == Attention::Mla {
+    let pipelined = form == SglangKeyFormat::V0_5_10 && pp_size > 1;
+    if attention == AttentionKind::Mla {
         let ranks = match form {
-            SglangForm::V0_5_3 => SglangRanks::Absent,
-            SglangForm::V0_5_10 if pipelined => SglangRanks::One(digit(&mut rest, pp_size)),
-            SglangForm::V0_5_10 => SglangRanks::Empty,
+            SglangKeyFormat::V0_5_3 => SglangRanks::Absent,
+            SglangKeyFormat::V0_5_10 if pipelined => SglangRanks::One(digit(&mut rest, pp_size)),
+            SglangKeyFormat::V0_5_10 => SglangRanks::Empty,
         };
-        return SglangPart { ranks, tensor: Tensor::Key };
+        return SglangPart { ranks, tensor: SglangTensor::Key };
     }
-    let tensor = if digit(&mut rest, 2) == 0 { Tensor::Key } else { Tensor::Value };
+    let tensor = if digit(&mut rest, 2) == 0 { SglangTensor::Key } else { SglangTensor::Value };
     let pp = if pipelined { digit(&mut rest, pp_size) } else { 0 };
     let tp = digit(&mut rest, u32::MAX);
     let ranks = if pipelined { SglangRanks::Two { tp, pp } } else { SglangRanks::One(tp) };

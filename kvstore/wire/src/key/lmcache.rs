@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::{ObjectKey, PageHash, Part, decimal, hexadecimal};
+use super::{BlockKeyHash, BlockPart, ObjectKey, decimal, hexadecimal};
 
 /// A part of a page as LMCache stores it. The page's hash has 8 bytes, big-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,10 +58,10 @@ fn parse_mp<'k>(namespace: &'k str, rest: &'k str) -> Option<ObjectKey<'k>> {
     if kv_rank.len() != KV_RANK_DIGITS {
         return None;
     }
-    let kv_rank = PageHash::from_hex(kv_rank)?;
+    let kv_rank = BlockKeyHash::from_hex(kv_rank)?;
     let kv_rank = u32::from_be_bytes(*kv_rank.as_bytes().first_chunk()?);
-    let part = Part::LmcacheMp(LmcacheMpPart { kv_rank, group: hexadecimal(group)?, salt });
-    Some(ObjectKey { namespace, page: PageHash::from_hex(page)?, part })
+    let part = BlockPart::LmcacheMp(LmcacheMpPart { kv_rank, group: hexadecimal(group)?, salt });
+    Some(ObjectKey { namespace, hash: BlockKeyHash::from_hex(page)?, part })
 }
 
 fn parse_single<'k>(namespace: &'k str, rest: &'k str) -> Option<ObjectKey<'k>> {
@@ -77,8 +77,8 @@ fn parse_single<'k>(namespace: &'k str, rest: &'k str) -> Option<ObjectKey<'k>> 
         None => (false, hexadecimal(hash)?),
     };
     let (world_size, worker) = (decimal(world_size)?, decimal(worker)?);
-    let part = Part::Lmcache(LmcachePart { world_size, worker, negative, dtype, tags });
-    Some(ObjectKey { namespace, page: PageHash::new(&hash.to_be_bytes())?, part })
+    let part = BlockPart::Lmcache(LmcachePart { world_size, worker, negative, dtype, tags });
+    Some(ObjectKey { namespace, hash: BlockKeyHash::new(&hash.to_be_bytes())?, part })
 }
 
 /// The two's complement of a hash that Python writes as `-magnitude`.
@@ -88,7 +88,7 @@ fn negative_hash(magnitude: u64) -> Option<u64> {
 
 pub(super) fn format(
     namespace: &str,
-    page: &PageHash,
+    page: &BlockKeyHash,
     part: &LmcachePart<'_>,
     f: &mut fmt::Formatter<'_>,
 ) -> fmt::Result {
@@ -106,7 +106,7 @@ pub(super) fn format(
 
 pub(super) fn format_mp(
     namespace: &str,
-    page: &PageHash,
+    page: &BlockKeyHash,
     part: &LmcacheMpPart<'_>,
     f: &mut fmt::Formatter<'_>,
 ) -> fmt::Result {

@@ -12,10 +12,10 @@ mod vllm;
 
 use std::fmt;
 
-pub use hash::PageHash;
-pub use layout::{Attention, KeyLayout, SglangForm};
+pub use hash::BlockKeyHash;
+pub use layout::{AttentionKind, KeyLayout, SglangKeyFormat};
 pub use lmcache::{LmcacheMpPart, LmcachePart};
-pub use sglang::{SglangPart, SglangRanks, Tensor};
+pub use sglang::{SglangPart, SglangRanks, SglangTensor};
 pub use vllm::VllmPart;
 
 /// The key of an object that holds a page or a part of one.
@@ -25,14 +25,14 @@ pub struct ObjectKey<'k> {
     /// up to 0.5.10.
     pub namespace: &'k str,
     /// Which page.
-    pub page: PageHash,
+    pub hash: BlockKeyHash,
     /// Which part of the page.
-    pub part: Part<'k>,
+    pub part: BlockPart<'k>,
 }
 
 /// Which part of a page an object holds, in the terms of the engine that stored it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Part<'k> {
+pub enum BlockPart<'k> {
     /// SGLang's HiCache.
     Sglang(SglangPart),
     /// vLLM's `MooncakeStoreConnector`.
@@ -53,10 +53,10 @@ impl<'k> ObjectKey<'k> {
 impl fmt::Display for ObjectKey<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.part {
-            Part::Sglang(part) => sglang::format(self.namespace, &self.page, part, f),
-            Part::Vllm(part) => vllm::format(self.namespace, &self.page, part, f),
-            Part::Lmcache(part) => lmcache::format(self.namespace, &self.page, part, f),
-            Part::LmcacheMp(part) => lmcache::format_mp(self.namespace, &self.page, part, f),
+            BlockPart::Sglang(part) => sglang::format(self.namespace, &self.hash, part, f),
+            BlockPart::Vllm(part) => vllm::format(self.namespace, &self.hash, part, f),
+            BlockPart::Lmcache(part) => lmcache::format(self.namespace, &self.hash, part, f),
+            BlockPart::LmcacheMp(part) => lmcache::format_mp(self.namespace, &self.hash, part, f),
         }
     }
 }

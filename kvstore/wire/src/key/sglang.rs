@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{ObjectKey, PageHash, Part, decimal};
+use super::{BlockKeyHash, BlockPart, ObjectKey, decimal};
 
 /// Digits of a SHA-256 hash.
 const HASH_DIGITS: usize = 64;
@@ -13,7 +13,7 @@ pub struct SglangPart {
     /// Whose part.
     pub ranks: SglangRanks,
     /// Which tensor.
-    pub tensor: Tensor,
+    pub tensor: SglangTensor,
 }
 
 /// The ranks in a key. A single number is ambiguous without the model's layout.
@@ -36,7 +36,7 @@ pub enum SglangRanks {
 
 /// What of attention an object holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Tensor {
+pub enum SglangTensor {
     /// Keys, or with MLA the whole latent.
     Key,
     /// Values.
@@ -45,17 +45,22 @@ pub enum Tensor {
 
 pub(super) fn parse(key: &str) -> Option<ObjectKey<'_>> {
     let (rest, tensor) = match (key.strip_suffix("_k"), key.strip_suffix("_v")) {
-        (Some(rest), _) => (rest, Tensor::Key),
-        (_, Some(rest)) => (rest, Tensor::Value),
+        (Some(rest), _) => (rest, SglangTensor::Key),
+        (_, Some(rest)) => (rest, SglangTensor::Value),
         _ => return None,
     };
     let (namespace, page, ranks) = ranks(rest)?;
     // With MLA there are no values apart from the keys.
-    let exists = tensor == Tensor::Key || matches!(ranks, SglangRanks::One(_) | SglangRanks::Two { .. });
-    exists.then_some(ObjectKey { namespace, page, part: Part::Sglang(SglangPart { ranks, tensor }) })
+    let exists =
+        tensor == SglangTensor::Key || matches!(ranks, SglangRanks::One(_) | SglangRanks::Two { .. });
+    exists.then_some(ObjectKey {
+        namespace,
+        hash: page,
+        part: BlockPart::Sglang(SglangPart { ranks, tensor }),
+    })
 }
 
-fn ranks(text: &str) -> Option<(&str, PageHash, SglangRanks)> {
+fn ranks(text: &str) -> Option<(&str, BlockKeyHash, SglangRanks)> {
     if let Some((namespace, page)) = page(text) {
         return Some((namespace, page, SglangRanks::Absent));
     }
@@ -70,9 +75,9 @@ fn ranks(text: &str) -> Option<(&str, PageHash, SglangRanks)> {
 }
 
 /// The namespace and the hash at the end of `text`.
-fn page(text: &str) -> Option<(&str, PageHash)> {
+fn page(text: &str) -> Option<(&str, BlockKeyHash)> {
     let (before, digits) = text.split_at_checked(text.len().checked_sub(HASH_DIGITS)?)?;
-    let page = PageHash::from_hex(digits)?;
+    let page = BlockKeyHash::from_hex(digits)?;
     match before.strip_suffix('_') {
         Some("") => None,
         Some(namespace) => Some((namespace, page)),
@@ -82,7 +87,7 @@ fn page(text: &str) -> Option<(&str, PageHash)> {
 
 pub(super) fn format(
     namespace: &str,
-    page: &PageHash,
+    page: &BlockKeyHash,
     part: &SglangPart,
     f: &mut fmt::Formatter<'_>,
 ) -> fmt::Result {
@@ -97,7 +102,7 @@ pub(super) fn format(
         SglangRanks::Two { tp, pp } => write!(f, "_{tp}_{pp}")?,
     }
     f.write_str(match part.tensor {
-        Tensor::Key => "_k",
-        Tensor::Value => "_v",
+        SglangTensor::Key => "_k",
+        SglangTensor::Value => "_v",
     })
 }

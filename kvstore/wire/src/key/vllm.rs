@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{ObjectKey, PageHash, Part, decimal};
+use super::{BlockKeyHash, BlockPart, ObjectKey, decimal};
 
 /// A part of a page as vLLM stores it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -29,8 +29,8 @@ pub(super) fn parse(key: &str) -> Option<ObjectKey<'_>> {
     if namespace.is_empty() {
         return None;
     }
-    let part = Part::Vllm(VllmPart { tp, pcp, dcp, pp, group });
-    Some(ObjectKey { namespace, page: PageHash::from_hex(page)?, part })
+    let part = BlockPart::Vllm(VllmPart { tp, pcp, dcp, pp, group });
+    Some(ObjectKey { namespace, hash: BlockKeyHash::from_hex(page)?, part })
 }
 
 /// The last field, which has this name, and what comes before it.
@@ -41,7 +41,7 @@ fn field<'k>(text: &'k str, name: &str) -> Option<(&'k str, u32)> {
 
 pub(super) fn format(
     namespace: &str,
-    page: &PageHash,
+    page: &BlockKeyHash,
     part: &VllmPart,
     f: &mut fmt::Formatter<'_>,
 ) -> fmt::Result {

@@ -32,20 +32,20 @@ macro_rules! layout {
         }
     };
     (@literal $out:ident, $count:ident, $body:block) => {
-        $out.push($crate::pack::mark::STRUCT);
+        $out.push($crate::pack::type_marker::STRUCT);
         $body
-        $out.push($crate::pack::mark::END);
+        $out.push($crate::pack::type_marker::END);
         let _ = $count;
     };
     // Several arguments are packed as one tuple, a single one as itself, and none as nothing.
     (@arguments $out:ident, $count:ident, $body:block) => {
         let start = $out.len();
-        $out.push($crate::pack::mark::STRUCT);
+        $out.push($crate::pack::type_marker::STRUCT);
         $body
         match $count {
             0 => $out.truncate(start),
             1 => _ = $out.remove(start),
-            _ => $out.push($crate::pack::mark::END),
+            _ => $out.push($crate::pack::type_marker::END),
         }
     };
     ($name:ident $(<$s:ident>)? { $($fields:tt)* }) => {
@@ -67,8 +67,8 @@ macro_rules! layout {
 
             fn write(
                 &self,
-                writer: &mut $crate::pack::Writer<'_>,
-            ) -> Result<(), $crate::pack::EncodeError> {
+                writer: &mut $crate::pack::PackWriter<'_>,
+            ) -> Result<(), $crate::pack::PackError> {
                 $(if writer.dialect() >= $crate::pack::layout!(@since $($since)?) {
                     $crate::pack::Pack::write(&self.$field, writer)?;
                 })+
@@ -76,7 +76,7 @@ macro_rules! layout {
             }
         }
 
-        impl<'a, $($s: $crate::pack::Text<'a>)?> $crate::pack::Unpack<'a> for $name $(<$s>)? {
+        impl<'a, $($s: $crate::pack::WireString<'a>)?> $crate::pack::Unpack<'a> for $name $(<$s>)? {
             fn min_size(dialect: $crate::Dialect) -> usize {
                 let mut size = 0;
                 $(if dialect >= $crate::pack::layout!(@since $($since)?) {
@@ -86,8 +86,8 @@ macro_rules! layout {
             }
 
             fn read(
-                reader: &mut $crate::pack::Reader<'a>,
-            ) -> Result<Self, $crate::pack::DecodeError> {
+                reader: &mut $crate::pack::PackReader<'a>,
+            ) -> Result<Self, $crate::pack::UnpackError> {
                 Ok(Self { $(
                     $field: $crate::pack::layout!(@read reader $(since $since $(or $default)?)?),
                 )+ })
@@ -152,8 +152,8 @@ macro_rules! wire_code {
 
             fn write(
                 &self,
-                writer: &mut $crate::pack::Writer<'_>,
-            ) -> Result<(), $crate::pack::EncodeError> {
+                writer: &mut $crate::pack::PackWriter<'_>,
+            ) -> Result<(), $crate::pack::PackError> {
                 $crate::pack::Pack::write(&self.0, writer)
             }
         }
@@ -164,8 +164,8 @@ macro_rules! wire_code {
             }
 
             fn read(
-                reader: &mut $crate::pack::Reader<'_>,
-            ) -> Result<Self, $crate::pack::DecodeError> {
+                reader: &mut $crate::pack::PackReader<'_>,
+            ) -> Result<Self, $crate::pack::UnpackError> {
                 <$integer as $crate::pack::Unpack<'_>>::read(reader).map(Self)
             }
         }

@@ -17,11 +17,11 @@ use md5::{Digest, Md5};
 use crate::dialect::Dialect;
 
 pub(crate) use layout::{arguments, field_literal, field_min_size, layout, wire_code};
-pub use reader::{DecodeError, Reader};
-pub use writer::{EncodeError, Writer};
+pub use reader::{PackReader, UnpackError};
+pub use writer::{PackError, PackWriter};
 
 /// Bytes of a type literal.
-pub(crate) mod mark {
+pub(crate) mod type_marker {
     pub(crate) const STRING: [u8; 2] = [0x80, 0x0c];
     pub(crate) const MAP: u8 = 0x82;
     pub(crate) const VECTOR: u8 = 0x84;
@@ -53,7 +53,7 @@ pub trait Pack {
     ///
     /// # Errors
     /// When the value cannot be expressed in the writer's dialect, or a length does not fit its width.
-    fn write(&self, writer: &mut Writer<'_>) -> Result<(), EncodeError>;
+    fn write(&self, writer: &mut PackWriter<'_>) -> Result<(), PackError>;
 }
 
 /// A type that can be read from bytes which live for `'a`.
@@ -65,22 +65,22 @@ pub trait Unpack<'a>: Pack + Sized {
     ///
     /// # Errors
     /// When the bytes are not such a value.
-    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError>;
+    fn read(reader: &mut PackReader<'a>) -> Result<Self, UnpackError>;
 }
 
 /// A string of the caller's choice: `&str` borrows from the input, `String` and `Arc<str>` own.
-pub trait Text<'a>: Unpack<'a> + Default + From<&'a str> {}
+pub trait WireString<'a>: Unpack<'a> + Default + From<&'a str> {}
 
-impl<'a, T: Unpack<'a> + Default + From<&'a str>> Text<'a> for T {}
+impl<'a, T: Unpack<'a> + Default + From<&'a str>> WireString<'a> for T {}
 
 /// A type's literal and its hash, by which peers recognise a layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Signature {
+pub struct TypeSignature {
     literal: Box<[u8]>,
     hash: u32,
 }
 
-impl Signature {
+impl TypeSignature {
     /// The signature of `T` in a dialect.
     pub fn of<T: Pack>(dialect: Dialect) -> Self {
         let mut literal = Vec::new();
@@ -118,20 +118,20 @@ pub fn type_hash(packed: &[u8]) -> Option<u32> {
 /// As [`Pack::write`]. Then nothing is appended.
 pub fn encode<T: Pack>(
     value: &T,
-    signature: &Signature,
+    signature: &TypeSignature,
     dialect: Dialect,
     out: &mut BytesMut,
-) -> Result<(), EncodeError> {
+) -> Result<(), PackError> {
     let start = out.len();
-    let mut written = Err(EncodeError::LengthTooWide);
+    let mut written = Err(PackError::LengthTooWide);
     for width_log2 in 0..=3 {
-        Writer::begin(signature, width_log2, out);
-        written = value.write(&mut Writer::new(out, 1 << width_log2, dialect));
+        PackWriter::begin(signature, width_log2, out);
+        written = value.write(&mut PackWriter::new(out, 1 << width_log2, dialect));
         if written.is_ok() {
             return Ok(());
         }
         out.truncate(start);
-        if written != Err(EncodeError::LengthTooWide) {
+        if written != Err(PackError::LengthTooWide) {
             break;
         }
     }
@@ -144,10 +144,10 @@ pub fn encode<T: Pack>(
 /// When the bytes are not a value of that type, or go on after it.
 pub fn decode<'a, T: Unpack<'a>>(
     packed: &'a [u8],
-    signature: &Signature,
+    signature: &TypeSignature,
     dialect: Dialect,
-) -> Result<T, DecodeError> {
-    let mut reader = Reader::open(packed, signature, dialect)?;
+) -> Result<T, UnpackError> {
+    let mut reader = PackReader::open(packed, signature, dialect)?;
     let value = T::read(&mut reader)?;
     reader.finish()?;
     Ok(value)

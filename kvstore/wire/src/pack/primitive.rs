@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{DecodeError, EncodeError, Pack, Reader, Unpack, Writer, mark};
+use super::{Pack, PackError, PackReader, PackWriter, Unpack, UnpackError, type_marker};
 use crate::dialect::Dialect;
 use crate::error::ErrorCode;
 
@@ -15,7 +15,7 @@ macro_rules! integers {
                 out.push($mark);
             }
 
-            fn write(&self, writer: &mut Writer<'_>) -> Result<(), EncodeError> {
+            fn write(&self, writer: &mut PackWriter<'_>) -> Result<(), PackError> {
                 writer.put(&self.to_le_bytes());
                 Ok(())
             }
@@ -26,7 +26,7 @@ macro_rules! integers {
                 size_of::<Self>()
             }
 
-            fn read(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+            fn read(reader: &mut PackReader<'_>) -> Result<Self, UnpackError> {
                 reader.array().map(Self::from_le_bytes)
             }
         }
@@ -40,7 +40,7 @@ impl Pack for bool {
         out.push(0x0b);
     }
 
-    fn write(&self, writer: &mut Writer<'_>) -> Result<(), EncodeError> {
+    fn write(&self, writer: &mut PackWriter<'_>) -> Result<(), PackError> {
         writer.put(&[u8::from(*self)]);
         Ok(())
     }
@@ -51,7 +51,7 @@ impl Unpack<'_> for bool {
         1
     }
 
-    fn read(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+    fn read(reader: &mut PackReader<'_>) -> Result<Self, UnpackError> {
         Ok(reader.byte()? != 0)
     }
 }
@@ -60,10 +60,10 @@ macro_rules! packed_strings {
     ($($text:ty),+) => {$(
         impl Pack for $text {
             fn literal(_: Dialect, out: &mut Vec<u8>) {
-                out.extend(mark::STRING);
+                out.extend(type_marker::STRING);
             }
 
-            fn write(&self, writer: &mut Writer<'_>) -> Result<(), EncodeError> {
+            fn write(&self, writer: &mut PackWriter<'_>) -> Result<(), PackError> {
                 writer.text(self)
             }
         }
@@ -77,7 +77,7 @@ macro_rules! unpacked_strings {
                 1
             }
 
-            fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+            fn read(reader: &mut PackReader<'a>) -> Result<Self, UnpackError> {
                 reader.text().map(Self::from)
             }
         }
@@ -89,10 +89,10 @@ unpacked_strings!(&'a str, String, Box<str>, Arc<str>, Cow<'a, str>);
 
 impl Pack for () {
     fn literal(_: Dialect, out: &mut Vec<u8>) {
-        out.push(mark::VOID);
+        out.push(type_marker::VOID);
     }
 
-    fn write(&self, _: &mut Writer<'_>) -> Result<(), EncodeError> {
+    fn write(&self, _: &mut PackWriter<'_>) -> Result<(), PackError> {
         Ok(())
     }
 }
@@ -102,18 +102,18 @@ impl Unpack<'_> for () {
         0
     }
 
-    fn read(_: &mut Reader<'_>) -> Result<Self, DecodeError> {
+    fn read(_: &mut PackReader<'_>) -> Result<Self, UnpackError> {
         Ok(())
     }
 }
 
 impl<T: Pack> Pack for Vec<T> {
     fn literal(dialect: Dialect, out: &mut Vec<u8>) {
-        out.push(mark::VECTOR);
+        out.push(type_marker::VECTOR);
         T::literal(dialect, out);
     }
 
-    fn write(&self, writer: &mut Writer<'_>) -> Result<(), EncodeError> {
+    fn write(&self, writer: &mut PackWriter<'_>) -> Result<(), PackError> {
         writer.length(self.len())?;
         self.iter().try_for_each(|element| element.write(writer))
     }
@@ -124,7 +124,7 @@ impl<'a, T: Unpack<'a>> Unpack<'a> for Vec<T> {
         1
     }
 
-    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+    fn read(reader: &mut PackReader<'a>) -> Result<Self, UnpackError> {
         let count = reader.count::<T>()?;
         let mut elements = Self::with_capacity(count);
         for _ in 0..count {
@@ -136,12 +136,12 @@ impl<'a, T: Unpack<'a>> Unpack<'a> for Vec<T> {
 
 impl<K: Pack, V: Pack> Pack for BTreeMap<K, V> {
     fn literal(dialect: Dialect, out: &mut Vec<u8>) {
-        out.push(mark::MAP);
+        out.push(type_marker::MAP);
         K::literal(dialect, out);
         V::literal(dialect, out);
     }
 
-    fn write(&self, writer: &mut Writer<'_>) -> Result<(), EncodeError> {
+    fn write(&self, writer: &mut PackWriter<'_>) -> Result<(), PackError> {
         writer.length(self.len())?;
         for (key, value) in self {
             key.write(writer)?;
@@ -156,7 +156,7 @@ impl<'a, K: Unpack<'a> + Ord, V: Unpack<'a>> Unpack<'a> for BTreeMap<K, V> {
         1
     }
 
-    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+    fn read(reader: &mut PackReader<'a>) -> Result<Self, UnpackError> {
         let count = reader.count::<K>()?;
         let mut map = Self::new();
         for _ in 0..count {
@@ -169,11 +169,11 @@ impl<'a, K: Unpack<'a> + Ord, V: Unpack<'a>> Unpack<'a> for BTreeMap<K, V> {
 
 impl<T: Pack> Pack for Option<T> {
     fn literal(dialect: Dialect, out: &mut Vec<u8>) {
-        out.push(mark::OPTIONAL);
+        out.push(type_marker::OPTIONAL);
         T::literal(dialect, out);
     }
 
-    fn write(&self, writer: &mut Writer<'_>) -> Result<(), EncodeError> {
+    fn write(&self, writer: &mut PackWriter<'_>) -> Result<(), PackError> {
         self.is_some().write(writer)?;
         self.as_ref().map_or(Ok(()), |value| value.write(writer))
     }
@@ -184,19 +184,19 @@ impl<'a, T: Unpack<'a>> Unpack<'a> for Option<T> {
         1
     }
 
-    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+    fn read(reader: &mut PackReader<'a>) -> Result<Self, UnpackError> {
         if bool::read(reader)? { T::read(reader).map(Some) } else { Ok(None) }
     }
 }
 
 impl<T: Pack> Pack for Result<T, ErrorCode> {
     fn literal(dialect: Dialect, out: &mut Vec<u8>) {
-        out.push(mark::EXPECTED);
+        out.push(type_marker::EXPECTED);
         T::literal(dialect, out);
         ErrorCode::literal(dialect, out);
     }
 
-    fn write(&self, writer: &mut Writer<'_>) -> Result<(), EncodeError> {
+    fn write(&self, writer: &mut PackWriter<'_>) -> Result<(), PackError> {
         self.is_ok().write(writer)?;
         match self {
             Ok(value) => value.write(writer),
@@ -210,7 +210,7 @@ impl<'a, T: Unpack<'a>> Unpack<'a> for Result<T, ErrorCode> {
         1 + T::min_size(dialect).min(ErrorCode::min_size(dialect))
     }
 
-    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+    fn read(reader: &mut PackReader<'a>) -> Result<Self, UnpackError> {
         if bool::read(reader)? { T::read(reader).map(Ok) } else { ErrorCode::read(reader).map(Err) }
     }
 }

@@ -2,12 +2,12 @@
 
 use bytes::{BufMut, BytesMut};
 
-use super::{HEAD_HAS_META, META_WIDTH_SHIFT, Signature};
+use super::{HEAD_HAS_META, META_WIDTH_SHIFT, TypeSignature};
 use crate::dialect::Dialect;
 
 /// Why a value could not be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum EncodeError {
+pub enum PackError {
     /// A length needs more bytes than those that this attempt uses for lengths. [`super::encode`] tries again
     /// with wider lengths and never returns this.
     #[error("a length does not fit")]
@@ -27,20 +27,20 @@ pub enum EncodeError {
 
 /// Where a packed value is appended, and what has to be known to write it.
 #[derive(Debug)]
-pub struct Writer<'b> {
+pub struct PackWriter<'b> {
     out: &'b mut BytesMut,
     /// Bytes of every length.
     width: usize,
     dialect: Dialect,
 }
 
-impl<'b> Writer<'b> {
+impl<'b> PackWriter<'b> {
     pub(super) fn new(out: &'b mut BytesMut, width: usize, dialect: Dialect) -> Self {
         Self { out, width, dialect }
     }
 
     /// Appends the head, and the metadata if lengths are wider than a byte.
-    pub(super) fn begin(signature: &Signature, width_log2: u8, out: &mut BytesMut) {
+    pub(super) fn begin(signature: &TypeSignature, width_log2: u8, out: &mut BytesMut) {
         if width_log2 == 0 {
             out.put_u32_le(signature.hash());
         } else {
@@ -63,11 +63,11 @@ impl<'b> Writer<'b> {
     ///
     /// # Errors
     /// When it needs more bytes than lengths have here.
-    pub fn length(&mut self, length: usize) -> Result<(), EncodeError> {
+    pub fn length(&mut self, length: usize) -> Result<(), PackError> {
         let bytes = (length as u64).to_le_bytes();
         let (low, high) = bytes.split_at(self.width);
         if high.iter().any(|byte| *byte != 0) {
-            return Err(EncodeError::LengthTooWide);
+            return Err(PackError::LengthTooWide);
         }
         self.put(low);
         Ok(())
@@ -77,7 +77,7 @@ impl<'b> Writer<'b> {
     ///
     /// # Errors
     /// When its length does not fit.
-    pub fn text(&mut self, text: &str) -> Result<(), EncodeError> {
+    pub fn text(&mut self, text: &str) -> Result<(), PackError> {
         self.length(text.len())?;
         self.put(text.as_bytes());
         Ok(())

@@ -2,8 +2,8 @@
 
 use crate::pack::arguments;
 use crate::types::{
-    DEFAULT_TENANT, NofSegment, ObjectMeta, OffloadTask, ReplicaType, ReplicateConfig, Segment, StoredObject,
-    TaskCompletion, Uuid,
+    DEFAULT_TENANT, NofSegment, ObjectMeta, OffloadTask, ReplicaType, ReplicateConfig, Segment,
+    StorageObjectMetadata, TaskCompletion, Uuid,
 };
 
 /// Declares structs of arguments together with their layout. `tenant` is a member of many of them: the tenant
@@ -273,7 +273,7 @@ argument_structs! {
         /// The objects.
         tasks: Vec<OffloadTask<S>>,
         /// Where each of them is.
-        stored: Vec<StoredObject<S>>,
+        stored: Vec<StorageObjectMetadata<S>>,
     }
 
     /// A key that a client works on.
@@ -436,7 +436,7 @@ pub struct NoArguments;
 impl crate::pack::Pack for NoArguments {
     fn literal(_: crate::Dialect, _: &mut Vec<u8>) {}
 
-    fn write(&self, _: &mut crate::pack::Writer<'_>) -> Result<(), crate::pack::EncodeError> {
+    fn write(&self, _: &mut crate::pack::PackWriter<'_>) -> Result<(), crate::pack::PackError> {
         Ok(())
     }
 }
@@ -446,7 +446,7 @@ impl crate::pack::Unpack<'_> for NoArguments {
         0
     }
 
-    fn read(_: &mut crate::pack::Reader<'_>) -> Result<Self, crate::pack::DecodeError> {
+    fn read(_: &mut crate::pack::PackReader<'_>) -> Result<Self, crate::pack::UnpackError> {
         Ok(Self)
     }
 }

@@ -17,22 +17,22 @@ use super::arguments::{
 use super::table::rpcs;
 use crate::dialect::{Dialect, DialectSet};
 use crate::error::ErrorCode;
-use crate::pack::{self, Signature};
+use crate::pack::{self, TypeSignature};
 use crate::types::{
-    CopyPlan, MovePlan, NofSegment, NofSegmentOwner, OffloadTasks, PingReply, PromotionAllocation, Replica,
-    ReplicaList, SegmentStatus, StorageConfig, TaskAssignment, TaskReport, Uuid,
+    CopyPlan, MovePlan, NofSegment, NofSegmentOwner, OffloadTasks, PingReply, PromotionAllocation,
+    ReplicaDescriptor, ReplicaList, SegmentStatus, StorageConfig, TaskAssignment, TaskReport, Uuid,
 };
 
 /// What most RPCs answer.
-pub type Outcome<T> = Result<T, ErrorCode>;
+pub type MasterResult<T> = Result<T, ErrorCode>;
 
 /// What function ids are made of, before the name of the RPC.
 const SERVICE: &str = "mooncake::WrappedMasterService::";
 
 /// An RPC as a type, from which follow the types of its arguments and its reply.
-pub trait Rpc {
+pub trait RpcDefinition {
     /// The RPC.
-    const METHOD: Method;
+    const METHOD: RpcMethod;
     /// Its arguments, with strings of type `S`.
     type Arguments<S>;
     /// Its reply, with strings of type `S`.
@@ -43,11 +43,11 @@ macro_rules! methods {
     ($($(#[$meta:meta])* $method:ident($arguments:ty) -> $reply:ty $(, since $since:ident)?;)+) => {
         /// The RPCs of Mooncake's master.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum Method {
+        pub enum RpcMethod {
             $($(#[$meta])* $method,)+
         }
 
-        impl Method {
+        impl RpcMethod {
             /// Every RPC.
             pub const ALL: &[Self] = &[$(Self::$method),+];
 
@@ -71,28 +71,28 @@ macro_rules! methods {
             #[derive(Clone, Copy, Debug)]
             pub struct $method;
 
-            impl Rpc for $method {
-                const METHOD: Method = Method::$method;
+            impl RpcDefinition for $method {
+                const METHOD: RpcMethod = RpcMethod::$method;
                 type Arguments<S> = $arguments;
                 type Reply<S> = $reply;
             }
         )+
 
-        static FORMS: LazyLock<Vec<Forms>> = LazyLock::new(|| vec![$(Forms::of::<$method>()),+]);
+        static SIGNATURES: LazyLock<Vec<MethodSignatures>> = LazyLock::new(|| vec![$(MethodSignatures::of::<$method>()),+]);
 
-        /// A bound that every RPC meets; see [`Forms::of`].
-        trait Known: Rpc {
-            fn arguments(dialect: Dialect) -> Signature;
-            fn reply(dialect: Dialect) -> Signature;
+        /// A bound that every RPC meets; see [`MethodSignatures::of`].
+        trait RpcTypeSignatures: RpcDefinition {
+            fn arguments(dialect: Dialect) -> TypeSignature;
+            fn reply(dialect: Dialect) -> TypeSignature;
         }
 
-        $(impl Known for $method {
-            fn arguments(dialect: Dialect) -> Signature {
-                Signature::of::<<Self as Rpc>::Arguments<&str>>(dialect)
+        $(impl RpcTypeSignatures for $method {
+            fn arguments(dialect: Dialect) -> TypeSignature {
+                TypeSignature::of::<<Self as RpcDefinition>::Arguments<&str>>(dialect)
             }
 
-            fn reply(dialect: Dialect) -> Signature {
-                Signature::of::<<Self as Rpc>::Reply<&str>>(dialect)
+            fn reply(dialect: Dialect) -> TypeSignature {
+                TypeSignature::of::<<Self as RpcDefinition>::Reply<&str>>(dialect)
             }
         })+
     };
@@ -102,14 +102,14 @@ rpcs!(methods);
 
 /// What arguments and replies of an RPC look like, by the dialect's index. Hashing is too slow to be done again
 /// for every message.
-struct Forms {
+struct MethodSignatures {
     function_id: u32,
-    arguments: [Signature; Dialect::ALL.len()],
-    replies: [Signature; Dialect::ALL.len()],
+    arguments: [TypeSignature; Dialect::ALL.len()],
+    replies: [TypeSignature; Dialect::ALL.len()],
 }
 
-impl Forms {
-    fn of<M: Known>() -> Self {
+impl MethodSignatures {
+    fn of<M: RpcTypeSignatures>() -> Self {
         Self {
             function_id: pack::md5_prefix(format!("{SERVICE}{}", M::METHOD.name()).as_bytes()),
             arguments: Dialect::ALL.map(M::arguments),
@@ -119,21 +119,21 @@ impl Forms {
 }
 
 /// Function ids in ascending order.
-static BY_FUNCTION_ID: LazyLock<Vec<(u32, Method)>> = LazyLock::new(|| {
-    let mut ids: Vec<_> = Method::ALL.iter().map(|method| (method.function_id(), *method)).collect();
+static BY_FUNCTION_ID: LazyLock<Vec<(u32, RpcMethod)>> = LazyLock::new(|| {
+    let mut ids: Vec<_> = RpcMethod::ALL.iter().map(|method| (method.function_id(), *method)).collect();
     ids.sort_unstable();
     ids
 });
 
-impl Method {
+impl RpcMethod {
     /// There are forms for every method, in the same order, and in them a signature for every dialect.
-    fn forms(self) -> &'static Forms {
-        &FORMS[self as usize]
+    fn signatures(self) -> &'static MethodSignatures {
+        &SIGNATURES[self as usize]
     }
 
     /// The number by which a request calls it.
     pub fn function_id(self) -> u32 {
-        self.forms().function_id
+        self.signatures().function_id
     }
 
     /// The RPC that is called by that number.
@@ -143,13 +143,13 @@ impl Method {
     }
 
     /// The type of the arguments in a dialect.
-    pub fn arguments_signature(self, dialect: Dialect) -> &'static Signature {
-        &self.forms().arguments[dialect.index()]
+    pub fn arguments_signature(self, dialect: Dialect) -> &'static TypeSignature {
+        &self.signatures().arguments[dialect.index()]
     }
 
     /// The type of the reply in a dialect.
-    pub fn reply_signature(self, dialect: Dialect) -> &'static Signature {
-        &self.forms().replies[dialect.index()]
+    pub fn reply_signature(self, dialect: Dialect) -> &'static TypeSignature {
+        &self.signatures().replies[dialect.index()]
     }
 
     /// The dialects that have this RPC.

@@ -11,10 +11,10 @@ use super::arguments::{
     RemountNofArguments, RemoveAllArguments, RemoveArguments, ReplicaClearArguments, SegmentIdArguments,
     SegmentNameArguments, SsdCapacityArguments, TaskArguments, UnmountArguments,
 };
-use super::method::Method;
+use super::method::RpcMethod;
 use super::table::rpcs;
 use crate::dialect::Dialect;
-use crate::pack::{DecodeError, EncodeError, Pack, Text};
+use crate::pack::{Pack, PackError, UnpackError, WireString};
 use bytes::BytesMut;
 
 macro_rules! requests {
@@ -27,21 +27,21 @@ macro_rules! requests {
 
         impl<S> Request<S> {
             /// Which RPC it calls.
-            pub fn method(&self) -> Method {
+            pub fn method(&self) -> RpcMethod {
                 match self {
-                    $(Self::$method(_) => Method::$method,)+
+                    $(Self::$method(_) => RpcMethod::$method,)+
                 }
             }
         }
 
-        impl<'a, S: Text<'a>> Request<S> {
+        impl<'a, S: WireString<'a>> Request<S> {
             /// Reads the body of a request.
             ///
             /// # Errors
             /// When it is not in the form that the dialect has for the arguments of this RPC.
-            pub fn decode(method: Method, dialect: Dialect, body: &'a [u8]) -> Result<Self, DecodeError> {
+            pub fn decode(method: RpcMethod, dialect: Dialect, body: &'a [u8]) -> Result<Self, UnpackError> {
                 match method {
-                    $(Method::$method => super::decode_body(method, dialect, body).map(Self::$method),)+
+                    $(RpcMethod::$method => super::decode_body(method, dialect, body).map(Self::$method),)+
                 }
             }
         }
@@ -51,7 +51,7 @@ macro_rules! requests {
             ///
             /// # Errors
             /// When the dialect has no such request. Then nothing is appended.
-            pub fn encode(&self, sequence: u32, dialect: Dialect, out: &mut BytesMut) -> Result<(), EncodeError> {
+            pub fn encode(&self, sequence: u32, dialect: Dialect, out: &mut BytesMut) -> Result<(), PackError> {
                 match self {
                     $(Self::$method(arguments) => {
                         super::encode_arguments(self.method(), sequence, dialect, arguments, out)

@@ -7,10 +7,10 @@ use proptest::prelude::*;
 
 use super::ClientArguments;
 use super::table::rpcs;
-use super::{Method, Request, Rpc, decode_reply, encode_reply};
+use super::{Request, RpcDefinition, RpcMethod, decode_reply, encode_reply};
 use crate::dialect::Dialect;
-use crate::frame::{self, Parsed, RequestHeader, ResponseHeader};
-use crate::pack::{DecodeError, Signature, mark};
+use crate::frame::{self, FrameParseResult, RequestHeader, ResponseHeader};
+use crate::pack::{TypeSignature, UnpackError, type_marker};
 
 const LIMIT: usize = 1 << 20;
 
@@ -32,13 +32,13 @@ fn value(literal: &mut &[u8], entropy: &mut impl Iterator<Item = u8>, out: &mut 
             out.extend((0..length).map(|_| b'a' + random() % 26));
         }
         // More than one entry of a map could be in another order when written again.
-        mark::MAP => container(2, random() % 2, literal, entropy, out),
-        mark::VECTOR => container(1, random() % 3, literal, entropy, out),
-        mark::OPTIONAL => container(1, random() % 2, literal, entropy, out),
-        mark::VARIANT => {
+        type_marker::MAP => container(2, random() % 2, literal, entropy, out),
+        type_marker::VECTOR => container(1, random() % 3, literal, entropy, out),
+        type_marker::OPTIONAL => container(1, random() % 2, literal, entropy, out),
+        type_marker::VARIANT => {
             let (chosen, at) = (usize::from(random()), out.len());
             let mut alternatives = Vec::new();
-            while literal[0] != mark::END {
+            while literal[0] != type_marker::END {
                 let mut alternative = Vec::new();
                 value(literal, entropy, &mut alternative);
                 alternatives.push(alternative);
@@ -48,7 +48,7 @@ fn value(literal: &mut &[u8], entropy: &mut impl Iterator<Item = u8>, out: &mut 
             out.insert(at, u8::try_from(chosen).unwrap());
             out.extend(&alternatives[chosen]);
         }
-        mark::EXPECTED => {
+        type_marker::EXPECTED => {
             let good = random() % 2;
             let (mut value_bytes, mut error_bytes) = (Vec::new(), Vec::new());
             value(literal, entropy, &mut value_bytes);
@@ -56,9 +56,9 @@ fn value(literal: &mut &[u8], entropy: &mut impl Iterator<Item = u8>, out: &mut 
             out.push(good);
             out.extend(if good == 1 { value_bytes } else { error_bytes });
         }
-        mark::VOID => {}
-        mark::STRUCT => {
-            while literal[0] != mark::END {
+        type_marker::VOID => {}
+        type_marker::STRUCT => {
+            while literal[0] != type_marker::END {
                 // The alignment of a plain pair.
                 if literal[0] == 0x89 { *literal = &literal[1..] } else { value(literal, entropy, out) }
             }
@@ -89,7 +89,7 @@ fn container(
 }
 
 /// A packed value, in the form in which a debug build sends it or in the plain one.
-fn packed(signature: &Signature, entropy: &[u8], debug: bool) -> Vec<u8> {
+fn packed(signature: &TypeSignature, entropy: &[u8], debug: bool) -> Vec<u8> {
     let mut literal = signature.literal();
     if literal.is_empty() {
         return Vec::new();
@@ -111,12 +111,14 @@ fn packed(signature: &Signature, entropy: &[u8], debug: bool) -> Vec<u8> {
     out
 }
 
-fn check_request(method: Method, dialect: Dialect, entropy: &[u8]) {
+fn check_request(method: RpcMethod, dialect: Dialect, entropy: &[u8]) {
     let body = packed(method.arguments_signature(dialect), entropy, false);
     let request = Request::<&str>::decode(method, dialect, &body).unwrap();
     let mut out = BytesMut::new();
     request.encode(1, dialect, &mut out).unwrap();
-    let Parsed::Frame(frame) = frame::parse::<RequestHeader>(&out, LIMIT).unwrap() else { panic!() };
+    let FrameParseResult::Frame(frame) = frame::parse::<RequestHeader>(&out, LIMIT).unwrap() else {
+        panic!()
+    };
     assert_eq!(frame.body, body, "{method:?} in {dialect}");
     assert!(method.request_dialects(&body).contains(dialect));
     // A debug build says the same.
@@ -125,12 +127,14 @@ fn check_request(method: Method, dialect: Dialect, entropy: &[u8]) {
     // Whatever an old release says, the newest can say too.
     let mut newest = BytesMut::new();
     request.encode(1, Dialect::NEWEST, &mut newest).unwrap();
-    let Parsed::Frame(frame) = frame::parse::<RequestHeader>(&newest, LIMIT).unwrap() else { panic!() };
+    let FrameParseResult::Frame(frame) = frame::parse::<RequestHeader>(&newest, LIMIT).unwrap() else {
+        panic!()
+    };
     assert_eq!(Request::<&str>::decode(method, Dialect::NEWEST, frame.body), Ok(request));
 }
 
 /// Every shorter body is refused, and changed bytes are refused or read, but nothing panics.
-fn check_damage(method: Method, dialect: Dialect, entropy: &[u8], at: usize, to: u8) {
+fn check_damage(method: RpcMethod, dialect: Dialect, entropy: &[u8], at: usize, to: u8) {
     let mut body = packed(method.arguments_signature(dialect), entropy, false);
     for end in (0..body.len()).step_by(if cfg!(miri) { 17 } else { 1 }) {
         assert!(Request::<&str>::decode(method, dialect, &body[..end]).is_err(), "{method:?} in {dialect}");
@@ -145,9 +149,9 @@ fn check_damage(method: Method, dialect: Dialect, entropy: &[u8], at: usize, to:
 
 macro_rules! replies {
     ($($(#[$meta:meta])* $method:ident($arguments:ty) -> $reply:ty $(, since $since:ident)?;)+) => {
-        fn check_reply(method: Method, dialect: Dialect, entropy: &[u8], at: usize, to: u8) {
+        fn check_reply(method: RpcMethod, dialect: Dialect, entropy: &[u8], at: usize, to: u8) {
             match method {
-                $(Method::$method => check_reply_of!($method, dialect, entropy, at, to),)+
+                $(RpcMethod::$method => check_reply_of!($method, dialect, entropy, at, to),)+
             }
         }
     };
@@ -161,7 +165,9 @@ macro_rules! check_reply_of {
         assert!(dialects.contains($dialect));
         let mut out = BytesMut::new();
         encode_reply::<Of, &str>(1, $dialect, &reply, &mut out).unwrap();
-        let Parsed::Frame(frame) = frame::parse::<ResponseHeader>(&out, LIMIT).unwrap() else { panic!() };
+        let FrameParseResult::Frame(frame) = frame::parse::<ResponseHeader>(&out, LIMIT).unwrap() else {
+            panic!()
+        };
         assert_eq!(frame.body, body, "{:?} in {}", Of::METHOD, $dialect);
         for end in (0..body.len()).step_by(if cfg!(miri) { 17 } else { 1 }) {
             assert!(decode_reply::<Of, &str>(&body[..end]).is_err(), "{:?} in {}", Of::METHOD, $dialect);
@@ -179,7 +185,7 @@ proptest! {
 
     #[test]
     fn requests_round_trip(entropy in prop::collection::vec(any::<u8>(), 7..200), at: usize, to: u8) {
-        for method in Method::ALL {
+        for method in RpcMethod::ALL {
             for dialect in method.dialects().iter() {
                 check_request(*method, dialect, &entropy);
                 check_damage(*method, dialect, &entropy, at, to);
@@ -190,7 +196,7 @@ proptest! {
     #[test]
     #[cfg_attr(miri, ignore = "every reply in every dialect takes minutes")]
     fn replies_round_trip(entropy in prop::collection::vec(any::<u8>(), 7..200), at: usize, to: u8) {
-        for method in Method::ALL {
+        for method in RpcMethod::ALL {
             for dialect in method.dialects().iter() {
                 check_reply(*method, dialect, &entropy, at, to);
             }
@@ -199,24 +205,24 @@ proptest! {
 
     #[test]
     fn garbage_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        for method in Method::ALL {
+        for method in RpcMethod::ALL {
             prop_assert!(Request::<&str>::decode(*method, Dialect::NEWEST, &bytes).is_err() || bytes.is_empty());
         }
-        let _ = frame::Fault::parse(4, &bytes);
-        let _ = frame::Fault::parse(255, &bytes);
+        let _ = frame::RpcFault::parse(4, &bytes);
+        let _ = frame::RpcFault::parse(255, &bytes);
     }
 }
 
 #[test]
-fn a_count_beyond_the_input_is_refused_before_anything_is_allocated() {
-    let signature = Method::BatchExistKey.arguments_signature(Dialect::NEWEST);
+fn oversized_count_is_rejected_before_allocation() {
+    let signature = RpcMethod::BatchExistKey.arguments_signature(Dialect::NEWEST);
     // Lengths of eight bytes, the first as large as can be.
     let mut body = (signature.hash() | 1).to_le_bytes().to_vec();
     body.push(3 << 3);
     body.extend([0xff; 8]);
     body.extend([0; 30]);
-    let refused = Request::<&str>::decode(Method::BatchExistKey, Dialect::NEWEST, &body);
-    assert_eq!(refused, Err(DecodeError::Truncated));
+    let refused = Request::<&str>::decode(RpcMethod::BatchExistKey, Dialect::NEWEST, &body);
+    assert_eq!(refused, Err(UnpackError::Truncated));
 }
 
 #[test]
@@ -227,7 +233,7 @@ fn an_rpc_that_a_release_lacks_is_refused() {
     assert_eq!(&out[..], b"before");
     request.encode(1, Dialect::V0_3_12, &mut out).unwrap();
     let body = &out[6 + 20..];
-    assert!(!Method::PollRemoveAll.request_dialects(body).contains(Dialect::V0_3_11));
-    assert!(Request::<&str>::decode(Method::PollRemoveAll, Dialect::V0_3_11, body).is_err());
-    assert_eq!(Request::decode(Method::PollRemoveAll, Dialect::V0_3_12, body), Ok(request));
+    assert!(!RpcMethod::PollRemoveAll.request_dialects(body).contains(Dialect::V0_3_11));
+    assert!(Request::<&str>::decode(RpcMethod::PollRemoveAll, Dialect::V0_3_11, body).is_err());
+    assert_eq!(Request::decode(RpcMethod::PollRemoveAll, Dialect::V0_3_12, body), Ok(request));
 }

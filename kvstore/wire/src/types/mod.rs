@@ -10,10 +10,10 @@ mod task;
 mod uuid;
 
 pub use object::{DataType, ObjectMeta, ReplicateConfig, SoftPin, SoftPinAction};
-pub use offload::{OffloadTask, OffloadTasks, StorageConfig, StoredObject};
+pub use offload::{OffloadTask, OffloadTasks, StorageConfig, StorageObjectMetadata};
 pub use replica::{
-    BufferDescriptor, DfsReplica, DiskReplica, LocalDiskReplica, Replica, ReplicaList, ReplicaMedium,
-    ReplicaStatus, ReplicaType,
+    BufferDescriptor, DfsReplica, DiskReplica, LocalDiskReplica, ReplicaDescriptor, ReplicaList,
+    ReplicaMedium, ReplicaStatus, ReplicaType,
 };
 pub use segment::{ClientStatus, NofSegment, NofSegmentOwner, PingReply, Segment, SegmentStatus};
 pub use task::{

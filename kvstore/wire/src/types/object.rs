@@ -2,8 +2,8 @@
 
 use crate::dialect::Dialect;
 use crate::pack::{
-    DecodeError, EncodeError, Pack, Reader, Text, Unpack, Writer, field_literal, field_min_size, layout,
-    wire_code,
+    Pack, PackError, PackReader, PackWriter, Unpack, UnpackError, WireString, field_literal, field_min_size,
+    layout, wire_code,
 };
 
 wire_code! {
@@ -63,7 +63,7 @@ impl Pack for SoftPin {
         field_literal(|it: &Self| &it.ttl_ms, dialect, out);
     }
 
-    fn write(&self, writer: &mut Writer<'_>) -> Result<(), EncodeError> {
+    fn write(&self, writer: &mut PackWriter<'_>) -> Result<(), PackError> {
         if writer.dialect() < Dialect::V0_3_13 {
             return (self.action == SoftPinAction::ENABLE).write(writer);
         }
@@ -80,7 +80,7 @@ impl Unpack<'_> for SoftPin {
         field_min_size(|it: &Self| &it.action, dialect) + field_min_size(|it: &Self| &it.ttl_ms, dialect)
     }
 
-    fn read(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+    fn read(reader: &mut PackReader<'_>) -> Result<Self, UnpackError> {
         if reader.dialect() < Dialect::V0_3_13 {
             let action = if reader.read()? { SoftPinAction::ENABLE } else { SoftPinAction::PRESERVE };
             return Ok(Self { action, ttl_ms: None });
@@ -161,16 +161,16 @@ pub struct ObjectMeta<S> {
     pub object_checksum: Option<u64>,
 }
 
-/// The newest form of [`ObjectMeta`].
+/// The newest form of [`ChecksummedObjectMeta`].
 mod checked {
     use crate::pack::layout;
 
-    pub(super) struct ObjectMeta<S> {
+    pub(super) struct ChecksummedObjectMeta<S> {
         pub(super) key: S,
         pub(super) object_checksum: Option<u64>,
     }
 
-    layout! { ObjectMeta<S> { key, object_checksum } }
+    layout! { ChecksummedObjectMeta<S> { key, object_checksum } }
 }
 
 impl<S: Pack> Pack for ObjectMeta<S> {
@@ -178,30 +178,30 @@ impl<S: Pack> Pack for ObjectMeta<S> {
         if dialect < Dialect::V0_3_13 {
             S::literal(dialect, out);
         } else {
-            checked::ObjectMeta::<S>::literal(dialect, out);
+            checked::ChecksummedObjectMeta::<S>::literal(dialect, out);
         }
     }
 
-    fn write(&self, writer: &mut Writer<'_>) -> Result<(), EncodeError> {
+    fn write(&self, writer: &mut PackWriter<'_>) -> Result<(), PackError> {
         self.key.write(writer)?;
         if writer.dialect() < Dialect::V0_3_13 { Ok(()) } else { self.object_checksum.write(writer) }
     }
 }
 
-impl<'a, S: Text<'a>> Unpack<'a> for ObjectMeta<S> {
+impl<'a, S: WireString<'a>> Unpack<'a> for ObjectMeta<S> {
     fn min_size(dialect: Dialect) -> usize {
         if dialect < Dialect::V0_3_13 {
             S::min_size(dialect)
         } else {
-            checked::ObjectMeta::<S>::min_size(dialect)
+            checked::ChecksummedObjectMeta::<S>::min_size(dialect)
         }
     }
 
-    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+    fn read(reader: &mut PackReader<'a>) -> Result<Self, UnpackError> {
         if reader.dialect() < Dialect::V0_3_13 {
             return Ok(Self { key: reader.read()?, object_checksum: None });
         }
-        let checked::ObjectMeta { key, object_checksum } = reader.read()?;
+        let checked::ChecksummedObjectMeta { key, object_checksum } = reader.read()?;
         Ok(Self { key, object_checksum })
     }
 }

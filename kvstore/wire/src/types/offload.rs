@@ -2,7 +2,9 @@
 
 use super::DEFAULT_TENANT;
 use crate::dialect::Dialect;
-use crate::pack::{DecodeError, EncodeError, Pack, Reader, Text, Unpack, Writer, layout, mark};
+use crate::pack::{
+    Pack, PackError, PackReader, PackWriter, Unpack, UnpackError, WireString, layout, type_marker,
+};
 
 /// Where and how a master wants clients to keep objects on disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,7 +21,7 @@ layout! { StorageConfig<S> { fsdir, enable_disk_eviction, quota_bytes } }
 
 /// Where a client has put an object on its disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct StoredObject<S> {
+pub struct StorageObjectMetadata<S> {
     /// The bucket.
     pub bucket_id: i64,
     /// Where in the bucket, in bytes.
@@ -32,7 +34,7 @@ pub struct StoredObject<S> {
     pub transport_endpoint: S,
 }
 
-layout! { StoredObject<S> { bucket_id, offset, key_size, data_size, transport_endpoint } }
+layout! { StorageObjectMetadata<S> { bucket_id, offset, key_size, data_size, transport_endpoint } }
 
 /// An object that goes to or from disk.
 ///
@@ -47,17 +49,17 @@ pub struct OffloadTask<S> {
     pub size: i64,
 }
 
-/// The newest form of [`OffloadTask`].
+/// The newest form of [`TenantOffloadTask`].
 mod tenanted {
     use crate::pack::layout;
 
-    pub(super) struct OffloadTask<S> {
+    pub(super) struct TenantOffloadTask<S> {
         pub(super) tenant_id: S,
         pub(super) key: S,
         pub(super) size: i64,
     }
 
-    layout! { OffloadTask<S> { tenant_id, key, size } }
+    layout! { TenantOffloadTask<S> { tenant_id, key, size } }
 }
 
 impl<S: Pack> Pack for OffloadTask<S> {
@@ -65,11 +67,11 @@ impl<S: Pack> Pack for OffloadTask<S> {
         if dialect < Dialect::V0_3_12 {
             S::literal(dialect, out);
         } else {
-            tenanted::OffloadTask::<S>::literal(dialect, out);
+            tenanted::TenantOffloadTask::<S>::literal(dialect, out);
         }
     }
 
-    fn write(&self, writer: &mut Writer<'_>) -> Result<(), EncodeError> {
+    fn write(&self, writer: &mut PackWriter<'_>) -> Result<(), PackError> {
         if writer.dialect() < Dialect::V0_3_12 {
             return self.key.write(writer);
         }
@@ -79,20 +81,20 @@ impl<S: Pack> Pack for OffloadTask<S> {
     }
 }
 
-impl<'a, S: Text<'a>> Unpack<'a> for OffloadTask<S> {
+impl<'a, S: WireString<'a>> Unpack<'a> for OffloadTask<S> {
     fn min_size(dialect: Dialect) -> usize {
         if dialect < Dialect::V0_3_12 {
             S::min_size(dialect)
         } else {
-            tenanted::OffloadTask::<S>::min_size(dialect)
+            tenanted::TenantOffloadTask::<S>::min_size(dialect)
         }
     }
 
-    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+    fn read(reader: &mut PackReader<'a>) -> Result<Self, UnpackError> {
         if reader.dialect() < Dialect::V0_3_12 {
             return Ok(Self { tenant_id: S::from(DEFAULT_TENANT), key: reader.read()?, size: 0 });
         }
-        let tenanted::OffloadTask { tenant_id, key, size } = reader.read()?;
+        let tenanted::TenantOffloadTask { tenant_id, key, size } = reader.read()?;
         Ok(Self { tenant_id, key, size })
     }
 }
@@ -104,7 +106,7 @@ pub struct OffloadTasks<S>(pub Vec<OffloadTask<S>>);
 impl<S: Pack> Pack for OffloadTasks<S> {
     fn literal(dialect: Dialect, out: &mut Vec<u8>) {
         if dialect < Dialect::V0_3_12 {
-            out.push(mark::MAP);
+            out.push(type_marker::MAP);
             S::literal(dialect, out);
             i64::literal(dialect, out);
         } else {
@@ -112,7 +114,7 @@ impl<S: Pack> Pack for OffloadTasks<S> {
         }
     }
 
-    fn write(&self, writer: &mut Writer<'_>) -> Result<(), EncodeError> {
+    fn write(&self, writer: &mut PackWriter<'_>) -> Result<(), PackError> {
         if writer.dialect() >= Dialect::V0_3_12 {
             return self.0.write(writer);
         }
@@ -125,12 +127,12 @@ impl<S: Pack> Pack for OffloadTasks<S> {
     }
 }
 
-impl<'a, S: Text<'a>> Unpack<'a> for OffloadTasks<S> {
+impl<'a, S: WireString<'a>> Unpack<'a> for OffloadTasks<S> {
     fn min_size(_: Dialect) -> usize {
         1
     }
 
-    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+    fn read(reader: &mut PackReader<'a>) -> Result<Self, UnpackError> {
         if reader.dialect() >= Dialect::V0_3_12 {
             return reader.read().map(Self);
         }

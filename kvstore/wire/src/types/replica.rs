@@ -2,7 +2,9 @@
 
 use super::Uuid;
 use crate::dialect::Dialect;
-use crate::pack::{DecodeError, EncodeError, Pack, Reader, Text, Unpack, Writer, layout, mark, wire_code};
+use crate::pack::{
+    Pack, PackError, PackReader, PackWriter, Unpack, UnpackError, WireString, layout, type_marker, wire_code,
+};
 
 wire_code! {
     /// Which replicas an operation is about.
@@ -139,9 +141,9 @@ impl<S> ReplicaMedium<S> {
 
 /// The literal of a struct whose only member is a `T`, in which Mooncake wraps buffers here.
 fn wrapped_literal<T: Pack>(dialect: Dialect, out: &mut Vec<u8>) {
-    out.push(mark::STRUCT);
+    out.push(type_marker::STRUCT);
     T::literal(dialect, out);
-    out.push(mark::END);
+    out.push(type_marker::END);
 }
 
 impl<S: Pack> Pack for ReplicaMedium<S> {
@@ -153,23 +155,23 @@ impl<S: Pack> Pack for ReplicaMedium<S> {
             LocalDiskReplica::<S>::literal,
             DfsReplica::<S>::literal,
         ];
-        out.push(mark::VARIANT);
+        out.push(type_marker::VARIANT);
         for (literal, (_, since)) in literals.iter().zip(MEDIA) {
             if dialect >= since {
                 literal(dialect, out);
             }
         }
-        out.push(mark::END);
+        out.push(type_marker::END);
     }
 
-    fn write(&self, writer: &mut Writer<'_>) -> Result<(), EncodeError> {
+    fn write(&self, writer: &mut PackWriter<'_>) -> Result<(), PackError> {
         let (dialect, ordinal) = (writer.dialect(), self.ordinal());
         let mut index = 0_u8;
         for (at, (what, since)) in MEDIA.into_iter().enumerate() {
             let exists = dialect >= since;
             if at == ordinal {
                 if !exists {
-                    return Err(EncodeError::NotInDialect { what, dialect });
+                    return Err(PackError::NotInDialect { what, dialect });
                 }
                 break;
             }
@@ -185,13 +187,13 @@ impl<S: Pack> Pack for ReplicaMedium<S> {
     }
 }
 
-impl<'a, S: Text<'a>> Unpack<'a> for ReplicaMedium<S> {
+impl<'a, S: WireString<'a>> Unpack<'a> for ReplicaMedium<S> {
     fn min_size(dialect: Dialect) -> usize {
         // A disk replica is the smallest.
         1 + DiskReplica::<S>::min_size(dialect)
     }
 
-    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+    fn read(reader: &mut PackReader<'a>) -> Result<Self, UnpackError> {
         let (dialect, index) = (reader.dialect(), reader.byte()?);
         let mut present =
             (0..MEDIA.len()).filter(|at| MEDIA.get(*at).is_some_and(|(_, since)| dialect >= *since));
@@ -201,14 +203,14 @@ impl<'a, S: Text<'a>> Unpack<'a> for ReplicaMedium<S> {
             Some(2) => reader.read().map(Self::Disk),
             Some(3) => reader.read().map(Self::LocalDisk),
             Some(4) => reader.read().map(Self::Dfs),
-            _ => Err(DecodeError::Alternative(index)),
+            _ => Err(UnpackError::VariantIndex(index)),
         }
     }
 }
 
 /// One copy of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Replica<S> {
+pub struct ReplicaDescriptor<S> {
     /// Unique within a master.
     pub id: u64,
     /// Where it is.
@@ -217,13 +219,13 @@ pub struct Replica<S> {
     pub status: ReplicaStatus,
 }
 
-layout! { Replica<S> { id, medium, status } }
+layout! { ReplicaDescriptor<S> { id, medium, status } }
 
 /// Where to read an object, and for how long that is certain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaList<S> {
     /// The copies that can be read.
-    pub replicas: Vec<Replica<S>>,
+    pub replicas: Vec<ReplicaDescriptor<S>>,
     /// Milliseconds for which the object is neither evicted nor removed.
     pub lease_ttl_ms: u64,
     /// The writer's checksum of the object, if it gave one. Since 0.3.13.

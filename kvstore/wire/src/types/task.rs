@@ -1,6 +1,6 @@
 //! Copies and moves of replicas.
 
-use super::{Replica, Uuid};
+use super::{ReplicaDescriptor, Uuid};
 use crate::pack::{layout, wire_code};
 
 wire_code! {
@@ -31,9 +31,9 @@ wire_code! {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyPlan<S> {
     /// From here.
-    pub source: Replica<S>,
+    pub source: ReplicaDescriptor<S>,
     /// To each of these.
-    pub targets: Vec<Replica<S>>,
+    pub targets: Vec<ReplicaDescriptor<S>>,
 }
 
 layout! { CopyPlan<S> { source, targets } }
@@ -42,9 +42,9 @@ layout! { CopyPlan<S> { source, targets } }
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MovePlan<S> {
     /// From here.
-    pub source: Replica<S>,
+    pub source: ReplicaDescriptor<S>,
     /// To here, if it is not there already.
-    pub target: Option<Replica<S>>,
+    pub target: Option<ReplicaDescriptor<S>>,
 }
 
 layout! { MovePlan<S> { source, target } }
@@ -53,7 +53,7 @@ layout! { MovePlan<S> { source, target } }
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PromotionAllocation<S> {
     /// Where to write it.
-    pub memory: Replica<S>,
+    pub memory: ReplicaDescriptor<S>,
 }
 
 layout! { PromotionAllocation<S> { memory } }

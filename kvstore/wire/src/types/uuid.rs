@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::dialect::Dialect;
-use crate::pack::{DecodeError, EncodeError, Pack, Reader, Unpack, Writer, mark};
+use crate::pack::{Pack, PackError, PackReader, PackWriter, Unpack, UnpackError, type_marker};
 
 /// Identifies a client, a segment or a task: two numbers, as text `first-second` in decimal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -61,10 +61,10 @@ impl Pack for Uuid {
     fn literal(_: Dialect, out: &mut Vec<u8>) {
         // Two u64. A plain pair, unlike Mooncake's own structs, ends with its packing and its alignment: 8 and 8,
         // each written as 129 more.
-        out.extend([mark::STRUCT, 0x04, 0x04, 0x89, 0x89, mark::END]);
+        out.extend([type_marker::STRUCT, 0x04, 0x04, 0x89, 0x89, type_marker::END]);
     }
 
-    fn write(&self, writer: &mut Writer<'_>) -> Result<(), EncodeError> {
+    fn write(&self, writer: &mut PackWriter<'_>) -> Result<(), PackError> {
         self.first.write(writer)?;
         self.second.write(writer)
     }
@@ -75,7 +75,7 @@ impl Unpack<'_> for Uuid {
         16
     }
 
-    fn read(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+    fn read(reader: &mut PackReader<'_>) -> Result<Self, UnpackError> {
         Ok(Self { first: reader.read()?, second: reader.read()? })
     }
 }

@@ -2,32 +2,32 @@
 
 use serde_json::{Value, json};
 
-use crate::engine::Engine;
+use crate::engine::SimEngineState;
 
 /// The high-water marks that vLLM reports.
 const VLLM_QUEUE: u32 = 100_000;
 
 /// `kv_events` of SGLang's `/server_info`: rank `r` publishes and replays on the first port plus `r`. Null without events. The host is
 /// `*`, without which SGLang would not bind but connect: subscribers put the engine's own in its place.
-pub(crate) fn sglang(engine: &Engine) -> Value {
-    let (Some(ports), Some(settings)) = (engine.event_ports, &engine.config.kv_events) else {
+pub(crate) fn sglang(engine: &SimEngineState) -> Value {
+    let (Some(ports), Some(settings)) = (engine.event_ports, &engine.options.kv_events) else {
         return Value::Null;
     };
     json!({
         "publisher": "zmq",
         "endpoint_host": "*",
         "endpoint_port_base": ports.live.port(), "replay_endpoint_port_base": ports.replay.port(),
-        "topic": settings.topic, "block_size": engine.config.page_size, "dp_size": engine.config.dp_size,
+        "topic": settings.topic, "block_size": engine.options.page_size, "dp_size": engine.options.dp_size,
     })
 }
 
 /// vLLM's `/kv_event_sources`, by rank. The host is `*`, without which vLLM would not bind but connect: subscribers put the
 /// engine's own in its place.
-pub(crate) fn vllm(engine: &Engine) -> Value {
-    let (Some(ports), Some(settings)) = (engine.event_ports, &engine.config.kv_events) else {
+pub(crate) fn vllm(engine: &SimEngineState) -> Value {
+    let (Some(ports), Some(settings)) = (engine.event_ports, &engine.options.kv_events) else {
         return json!({});
     };
-    let sources = (0..engine.config.dp_size).map(|rank| {
+    let sources = (0..engine.options.dp_size).map(|rank| {
         let source = json!({
             "enable_kv_cache_events": true, "publisher": "zmq",
             "endpoint": format!("tcp://*:{}", ports.live(rank).port()),

@@ -10,19 +10,19 @@ mod reporter;
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use mooncake_wire::events::Sender;
+use mooncake_wire::events::EngineEventFormat;
 use moongate_runtime::Supervisor;
 use tokio::sync::watch;
 
-use self::channel::Channel;
-pub(crate) use self::ports::Ports;
-use self::ports::Sockets;
-pub(crate) use self::reporter::{Prefix, Reporter};
-use super::{Face, SimConfig, SimError};
+use self::channel::KvEventChannel;
+pub(crate) use self::ports::KvEventPorts;
+use self::ports::KvEventSockets;
+pub(crate) use self::reporter::{KvEventReporter, PromptPrefix};
+use super::{SimEngineError, SimEngineOptions, SimProtocol};
 
 /// How an engine publishes KV events.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KvEvents {
+pub struct KvEventOptions {
     /// Where the first data-parallel rank publishes. The others follow on the next ports, and behind them come as many
     /// replay sockets. Port 0 takes free ones.
     pub listen: SocketAddr,
@@ -32,7 +32,7 @@ pub struct KvEvents {
     pub buffer_steps: usize,
 }
 
-impl Default for KvEvents {
+impl Default for KvEventOptions {
     /// On free loopback ports, with the engines' own topic and buffer.
     fn default() -> Self {
         Self {
@@ -46,22 +46,22 @@ impl Default for KvEvents {
 /// Opens an engine's event sockets and gives a reporter for each rank; none if it does not publish. While `refusing` is true, the
 /// sockets are closed.
 pub(crate) async fn start(
-    config: &SimConfig,
+    config: &SimEngineOptions,
     refusing: &watch::Sender<bool>,
     supervisor: &Supervisor,
-) -> Result<(Option<Ports>, Vec<Reporter>), SimError> {
+) -> Result<(Option<KvEventPorts>, Vec<KvEventReporter>), SimEngineError> {
     let Some(settings) = &config.kv_events else { return Ok((None, Vec::new())) };
-    let sender = match config.face {
-        Face::Sglang => Sender::Sglang,
-        Face::Vllm => Sender::Vllm,
+    let sender = match config.protocol {
+        SimProtocol::Sglang => EngineEventFormat::Sglang,
+        SimProtocol::Vllm => EngineEventFormat::Vllm,
     };
     // The settings were checked.
     let page_tokens = u32::try_from(config.page_size).unwrap_or(u32::MAX);
-    let (ports, sockets) = Sockets::open_all(settings, config.dp_size).await?;
+    let (ports, sockets) = KvEventSockets::open_all(settings, config.dp_size).await?;
     let reporters = (0..).zip(sockets).map(|(rank, sockets)| {
         let channel =
-            Channel::start(sender, rank, settings, (ports, sockets), refusing.subscribe(), supervisor);
-        Reporter::new(config.face, page_tokens, channel)
+            KvEventChannel::start(sender, rank, settings, (ports, sockets), refusing.subscribe(), supervisor);
+        KvEventReporter::new(config.protocol, page_tokens, channel)
     });
     Ok((Some(ports), reporters.collect()))
 }

@@ -2,22 +2,22 @@
 
 use std::net::SocketAddr;
 
-use moongate_zmtp::{Endpoint, Options, Publisher, PublisherServer, Responder};
+use moongate_zmtp::{ZmtpEndpoint, ZmtpOptions, ZmtpPublisher, ZmtpPublisherServer, ZmtpResponder};
 
-use super::KvEvents;
-use crate::engine::config::SimError;
+use super::KvEventOptions;
+use crate::engine::config::SimEngineError;
 
 /// How often free neighbouring ports are looked for.
 const ATTEMPTS: u32 = 64;
 
 /// First ports of an engine's event sockets, one for each data-parallel rank from there on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Ports {
+pub(crate) struct KvEventPorts {
     pub(crate) live: SocketAddr,
     pub(crate) replay: SocketAddr,
 }
 
-impl Ports {
+impl KvEventPorts {
     pub(crate) fn live(&self, rank: u32) -> SocketAddr {
         offset(self.live, rank).unwrap_or(self.live)
     }
@@ -29,23 +29,27 @@ impl Ports {
 
 /// One rank's sockets.
 #[derive(Debug)]
-pub(crate) struct Sockets {
-    pub(super) publisher: Publisher,
-    pub(super) server: PublisherServer,
-    pub(super) responder: Responder,
+pub(crate) struct KvEventSockets {
+    pub(super) publisher: ZmtpPublisher,
+    pub(super) server: ZmtpPublisherServer,
+    pub(super) responder: ZmtpResponder,
 }
 
-impl Sockets {
+impl KvEventSockets {
     /// Opens one rank's sockets.
-    pub(super) async fn open(live: SocketAddr, replay: SocketAddr) -> Result<Self, moongate_zmtp::Error> {
-        let (publisher, server) = Publisher::bind(&Endpoint::from(live), Options::default()).await?;
-        let responder = Responder::bind(&Endpoint::from(replay), Options::default()).await?;
+    pub(super) async fn open(live: SocketAddr, replay: SocketAddr) -> Result<Self, moongate_zmtp::ZmtpError> {
+        let (publisher, server) =
+            ZmtpPublisher::bind(&ZmtpEndpoint::from(live), ZmtpOptions::default()).await?;
+        let responder = ZmtpResponder::bind(&ZmtpEndpoint::from(replay), ZmtpOptions::default()).await?;
         Ok(Self { publisher, server, responder })
     }
 
     /// Opens those of all ranks.
-    pub(crate) async fn open_all(settings: &KvEvents, ranks: u32) -> Result<(Ports, Vec<Self>), SimError> {
-        let fail = |source| SimError::Events { address: settings.listen, source };
+    pub(crate) async fn open_all(
+        settings: &KvEventOptions,
+        ranks: u32,
+    ) -> Result<(KvEventPorts, Vec<Self>), SimEngineError> {
+        let fail = |source| SimEngineError::Events { address: settings.listen, source };
         let mut attempt = 1;
         loop {
             match Self::try_all(settings.listen, ranks).await {
@@ -57,18 +61,23 @@ impl Sockets {
         }
     }
 
-    async fn try_all(first: SocketAddr, ranks: u32) -> Result<(Ports, Vec<Self>), moongate_zmtp::Error> {
+    async fn try_all(
+        first: SocketAddr,
+        ranks: u32,
+    ) -> Result<(KvEventPorts, Vec<Self>), moongate_zmtp::ZmtpError> {
         let chosen = first.port() == 0;
-        let (publisher, server) = Publisher::bind(&Endpoint::from(first), Options::default()).await?;
+        let (publisher, server) =
+            ZmtpPublisher::bind(&ZmtpEndpoint::from(first), ZmtpOptions::default()).await?;
         let live = server.local_addr();
         let replay_at = if chosen { Some(first) } else { offset(live, ranks) };
-        let responder = Responder::bind(&Endpoint::from(in_range(replay_at)?), Options::default()).await?;
+        let responder =
+            ZmtpResponder::bind(&ZmtpEndpoint::from(in_range(replay_at)?), ZmtpOptions::default()).await?;
         let replay = responder.local_addr();
         let mut all = vec![Self { publisher, server, responder }];
         for rank in 1..ranks {
             all.push(Self::open(in_range(offset(live, rank))?, in_range(offset(replay, rank))?).await?);
         }
-        Ok((Ports { live, replay }, all))
+        Ok((KvEventPorts { live, replay }, all))
     }
 }
 
@@ -77,7 +86,7 @@ fn offset(address: SocketAddr, by: u32) -> Option<SocketAddr> {
     Some(SocketAddr::new(address.ip(), port))
 }
 
-fn in_range(address: Option<SocketAddr>) -> Result<SocketAddr, moongate_zmtp::Error> {
+fn in_range(address: Option<SocketAddr>) -> Result<SocketAddr, moongate_zmtp::ZmtpError> {
     address.ok_or_else(|| {
         std::io::Error::new(std::io::ErrorKind::AddrNotAvailable, "there are no ports above 65535").into()
     })
@@ -89,14 +98,14 @@ mod tests {
 
     #[tokio::test]
     async fn ranks_have_neighbouring_ports() {
-        let (ports, sockets) = Sockets::open_all(&KvEvents::default(), 3).await.unwrap();
+        let (ports, sockets) = KvEventSockets::open_all(&KvEventOptions::default(), 3).await.unwrap();
         for (rank, sockets) in (0..).zip(&sockets) {
             assert_eq!(sockets.server.local_addr(), ports.live(rank));
             assert_eq!(sockets.responder.local_addr(), ports.replay(rank));
         }
         assert_eq!(ports.live(2).port(), ports.live.port() + 2);
-        let taken = KvEvents { listen: ports.live, ..KvEvents::default() };
-        assert!(matches!(Sockets::open_all(&taken, 1).await, Err(SimError::Events { .. })));
+        let taken = KvEventOptions { listen: ports.live, ..KvEventOptions::default() };
+        assert!(matches!(KvEventSockets::open_all(&taken, 1).await, Err(SimEngineError::Events { .. })));
     }
 
     #[test]

@@ -3,89 +3,90 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use mooncake_wire::events::{BlockHash, Medium, NewBlocks, NewEvent};
-use moongate_pages::{Chain, Page};
+use mooncake_wire::events::{BlockHash, OutgoingBlocks, OutgoingEngineEvent, StorageMedium};
+use moongate_pages::{BlockHashChain, HashedBlock};
 
-use super::Channel;
-use crate::engine::Face;
-use crate::engine::cache::{Change, Kept, Level, PrefixCache};
-use crate::engine::namespace::Namespace;
-use crate::engine::tokens::PageChain;
+use super::KvEventChannel;
+use crate::engine::SimProtocol;
+use crate::engine::cache::{LocalCacheLevel, PageChange, PageOrigin, PrefixCache};
+use crate::engine::namespace::PromptNamespace;
+use crate::engine::tokens::PageHashChain;
 
 /// What a cache is to keep: pages by the simulator's ids, and what their real names depend on.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Prefix<'a> {
-    pub(crate) chain: &'a PageChain,
+pub(crate) struct PromptPrefix<'a> {
+    pub(crate) chain: &'a PageHashChain,
     /// The tokens of `chain`; engines without a reporter may leave them away.
     pub(crate) tokens: &'a [u32],
-    pub(crate) namespace: &'a Namespace,
+    pub(crate) namespace: &'a PromptNamespace,
 }
 
 /// Tells what one rank's cache holds.
 #[derive(Debug)]
-pub(crate) struct Reporter {
-    face: Face,
+pub(crate) struct KvEventReporter {
+    protocol: SimProtocol,
     page_tokens: u32,
-    channel: Arc<Channel>,
+    channel: Arc<KvEventChannel>,
     /// Real names of the pages that the cache holds.
-    names: HashMap<u128, Page>,
+    page_hashes: HashMap<u128, HashedBlock>,
 }
 
 /// Changes of one level by one insertion.
 #[derive(Debug, Default)]
-struct Changes {
+struct LevelChanges {
     added: HashSet<u128>,
     evicted: Vec<u128>,
 }
 
-impl Reporter {
-    pub(crate) fn new(face: Face, page_tokens: u32, channel: Arc<Channel>) -> Self {
-        let reporter = Self { face, page_tokens, channel, names: HashMap::new() };
-        reporter.begin();
+impl KvEventReporter {
+    pub(crate) fn new(face: SimProtocol, page_tokens: u32, channel: Arc<KvEventChannel>) -> Self {
+        let reporter = Self { protocol: face, page_tokens, channel, page_hashes: HashMap::new() };
+        reporter.publish_startup_clear();
         reporter
     }
 
     /// SGLang flushes its cache once at its start, and says so.
-    fn begin(&self) {
-        if self.face == Face::Sglang {
-            self.channel.publish(&[NewEvent::Cleared]);
+    fn publish_startup_clear(&self) {
+        if self.protocol == SimProtocol::Sglang {
+            self.channel.publish(&[OutgoingEngineEvent::Cleared]);
         }
     }
 
     /// Puts a prefix into the cache and tells what has changed: a message for the device, and one for the host. Answers the names of
     /// the prefix's pages, and puts the pages that were new to the host into `to_host`.
-    pub(crate) fn keep(
+    pub(crate) fn insert_and_publish(
         &mut self,
         cache: &mut PrefixCache,
-        prefix: &Prefix<'_>,
-        how: &Kept,
+        prefix: &PromptPrefix<'_>,
+        how: &PageOrigin,
         to_host: &mut HashSet<u128>,
-    ) -> Vec<Page> {
-        let (mut device, mut host) = (Changes::default(), Changes::default());
-        cache.keep(prefix.chain.pages(), how, |level, change| {
-            let changes = if level == Level::Device { &mut device } else { &mut host };
+    ) -> Vec<HashedBlock> {
+        let (mut device, mut host) = (LevelChanges::default(), LevelChanges::default());
+        cache.insert(prefix.chain.pages(), how, |level, change| {
+            let changes = if level == LocalCacheLevel::Device { &mut device } else { &mut host };
             match change {
-                Change::Added(page) => {
+                PageChange::Added(page) => {
                     changes.added.insert(page);
                 }
-                Change::Evicted(page) => changes.evicted.push(page),
+                PageChange::Evicted(page) => changes.evicted.push(page),
             }
         });
-        let names = self.name(prefix);
+        let names = self.hash_pages(prefix);
         if device.is_empty() && host.is_empty() {
             return names;
         }
         for (page, name) in prefix.chain.pages().iter().zip(&names) {
             if cache.holds(*page) {
-                self.names.insert(*page, *name);
+                self.page_hashes.insert(*page, *name);
             }
         }
-        self.tell(&device, Medium::Gpu, prefix, &names);
-        let host_medium = if self.face == Face::Sglang { Medium::CpuPinned } else { Medium::Cpu };
-        self.tell(&host, host_medium, prefix, &names);
+        self.publish_changes(&device, StorageMedium::Gpu, prefix, &names);
+        let host_medium =
+            if self.protocol == SimProtocol::Sglang { StorageMedium::CpuPinned } else { StorageMedium::Cpu };
+        self.publish_changes(&host, host_medium, prefix, &names);
         for page in device.evicted.iter().chain(&host.evicted) {
             if !cache.holds(*page) {
-                self.names.remove(page);
+                self.page_hashes.remove(page);
             }
         }
         *to_host = host.added;
@@ -94,35 +95,44 @@ impl Reporter {
 
     /// All pages are gone, and subscribers are told.
     pub(crate) fn clear(&mut self) {
-        self.names.clear();
-        self.channel.publish(&[NewEvent::Cleared]);
+        self.page_hashes.clear();
+        self.channel.publish(&[OutgoingEngineEvent::Cleared]);
     }
 
-    /// See [`Channel::lose`].
-    pub(crate) fn lose(&self, every: u64) {
-        self.channel.lose(every);
+    /// See [`KvEventChannel::set_drop_every`].
+    pub(crate) fn set_drop_every(&self, every: u64) {
+        self.channel.set_drop_every(every);
     }
 
     /// All pages are gone with the process.
     pub(crate) fn restart(&mut self) {
-        self.names.clear();
+        self.page_hashes.clear();
         self.channel.restart();
-        self.begin();
+        self.publish_startup_clear();
     }
 
     /// Names of a prefix's pages. What is known is not hashed again. A namespace that cannot be hashed has none.
-    fn name(&self, prefix: &Prefix<'_>) -> Vec<Page> {
-        let Ok(scheme) = prefix.namespace.scheme(self.face, self.page_tokens) else { return Vec::new() };
+    fn hash_pages(&self, prefix: &PromptPrefix<'_>) -> Vec<HashedBlock> {
+        let Ok(scheme) = prefix.namespace.event_hash_scheme(self.protocol, self.page_tokens) else {
+            return Vec::new();
+        };
         let pages = prefix.chain.pages();
-        let mut names: Vec<Page> = pages.iter().map_while(|page| self.names.get(page).copied()).collect();
-        let mut chain = Chain::after(scheme, &names);
-        chain.extend(prefix.tokens.get(chain.tokens()..).unwrap_or_default(), &mut names);
+        let mut names: Vec<HashedBlock> =
+            pages.iter().map_while(|page| self.page_hashes.get(page).copied()).collect();
+        let mut chain = BlockHashChain::resume(scheme, &names);
+        chain.extend(prefix.tokens.get(chain.covered_tokens()..).unwrap_or_default(), &mut names);
         names
     }
 
-    fn tell(&self, changes: &Changes, medium: Medium<'_>, prefix: &Prefix<'_>, names: &[Page]) {
+    fn publish_changes(
+        &self,
+        changes: &LevelChanges,
+        medium: StorageMedium<'_>,
+        prefix: &PromptPrefix<'_>,
+        names: &[HashedBlock],
+    ) {
         let evicted: Vec<BlockHash<'_>> =
-            changes.evicted.iter().filter_map(|page| self.names.get(page)).map(hash).collect();
+            changes.evicted.iter().filter_map(|page| self.page_hashes.get(page)).map(hash).collect();
         let hashes: Vec<BlockHash<'_>> = names.iter().map(hash).collect();
         let mut salted = vec![None; names.len()];
         if let Some(first) = salted.first_mut() {
@@ -130,7 +140,7 @@ impl Reporter {
         }
         let mut events = Vec::new();
         if !evicted.is_empty() {
-            events.push(NewEvent::Removed { hashes: &evicted, medium });
+            events.push(OutgoingEngineEvent::Removed { hashes: &evicted, medium });
         }
         let pages = prefix.chain.pages();
         let page_tokens = self.page_tokens as usize;
@@ -140,7 +150,7 @@ impl Reporter {
             let length = added.take_while(|(page, _)| changes.added.contains(page)).count();
             let end = start + length;
             if length > 0 {
-                events.push(NewEvent::Stored(NewBlocks {
+                events.push(OutgoingEngineEvent::Stored(OutgoingBlocks {
                     hashes: &hashes[start..end],
                     parent: start.checked_sub(1).and_then(|before| hashes.get(before)).copied(),
                     tokens: prefix.tokens.get(start * page_tokens..end * page_tokens).unwrap_or_default(),
@@ -158,12 +168,12 @@ impl Reporter {
     }
 }
 
-impl Changes {
+impl LevelChanges {
     fn is_empty(&self) -> bool {
         self.added.is_empty() && self.evicted.is_empty()
     }
 }
 
-fn hash(page: &Page) -> BlockHash<'static> {
-    BlockHash::Int(page.key)
+fn hash(page: &HashedBlock) -> BlockHash<'static> {
+    BlockHash::Int(page.event_hash)
 }

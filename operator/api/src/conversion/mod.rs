@@ -12,7 +12,7 @@ mod spec;
 use serde_json::{Map, Value};
 
 use crate::template::member_object;
-use remainder::Change;
+use remainder::FieldChange;
 
 /// Prefix of the annotations that conversion leaves.
 pub const PREFIX: &str = "conversion.workloads.x-k8s.io/";
@@ -29,14 +29,14 @@ const OF_V1ALPHA2: &str = "conversion.workloads.x-k8s.io/v1alpha2-remainder";
 
 /// A version of the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Version {
+pub enum ApiVersion {
     /// Deprecated.
     V1alpha1,
     /// Stored.
     V1alpha2,
 }
 
-impl Version {
+impl ApiVersion {
     /// `apiVersion` of its objects.
     #[must_use]
     pub fn api_version(self) -> &'static str {
@@ -71,17 +71,17 @@ pub enum ConversionError {
 ///
 /// # Errors
 /// See [`ConversionError`].
-pub fn convert(object: &Value, to: Version) -> Result<Value, ConversionError> {
+pub fn convert(object: &Value, to: ApiVersion) -> Result<Value, ConversionError> {
     let mut object = object.as_object().ok_or(ConversionError::NotAMap)?.clone();
     let text = |name: &str| object.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
     let from =
-        Version::parse(&text("apiVersion")).ok_or_else(|| ConversionError::Version(text("apiVersion")))?;
+        ApiVersion::parse(&text("apiVersion")).ok_or_else(|| ConversionError::Version(text("apiVersion")))?;
     if from == to {
         return Ok(Value::Object(object));
     }
     let shape = match text("kind").as_str() {
-        "RoleBasedGroup" => spec::Shape::Group,
-        "RoleBasedGroupSet" => spec::Shape::Set,
+        "RoleBasedGroup" => spec::SpecLocation::Group,
+        "RoleBasedGroupSet" => spec::SpecLocation::Set,
         "RoleBasedGroupScalingAdapter" | "ClusterEngineRuntimeProfile" => {
             object.insert("apiVersion".to_owned(), to.api_version().into());
             return Ok(Value::Object(object));
@@ -89,14 +89,14 @@ pub fn convert(object: &Value, to: Version) -> Result<Value, ConversionError> {
         kind => return Err(ConversionError::Kind(kind.to_owned())),
     };
     let (brought, left) = match to {
-        Version::V1alpha2 => (OF_V1ALPHA2, OF_V1ALPHA1),
-        Version::V1alpha1 => (OF_V1ALPHA1, OF_V1ALPHA2),
+        ApiVersion::V1alpha2 => (OF_V1ALPHA2, OF_V1ALPHA1),
+        ApiVersion::V1alpha1 => (OF_V1ALPHA1, OF_V1ALPHA2),
     };
     let kept = take_remainder(&mut object, brought);
     let original = Value::Object(object);
-    let mut converted = spec::mapped(&original, to, shape);
+    let mut converted = spec::convert_object(&original, to, shape);
     kept.iter().for_each(|change| change.apply(&mut converted));
-    let lost = Change::all(&spec::mapped(&converted, from, shape), &original);
+    let lost = FieldChange::diff(&spec::convert_object(&converted, from, shape), &original);
     if !lost.is_empty()
         && let (Ok(text), Value::Object(converted)) = (serde_json::to_string(&lost), &mut converted)
     {
@@ -107,12 +107,13 @@ pub fn convert(object: &Value, to: Version) -> Result<Value, ConversionError> {
 }
 
 /// Takes the annotation out. What cannot be read in it, or may not be changed, is no change.
-fn take_remainder(object: &mut Map<String, Value>, annotation: &str) -> Vec<Change> {
+fn take_remainder(object: &mut Map<String, Value>, annotation: &str) -> Vec<FieldChange> {
     let text = annotations_mut(object).and_then(|annotations| annotations.remove(annotation));
     drop_empty_annotations(object);
     let text = text.as_ref().and_then(Value::as_str);
-    let mut changes: Vec<Change> = text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
-    changes.retain(Change::is_allowed);
+    let mut changes: Vec<FieldChange> =
+        text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+    changes.retain(FieldChange::is_allowed);
     changes
 }
 

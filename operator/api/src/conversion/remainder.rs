@@ -5,17 +5,17 @@ use serde_json::{Map, Value};
 
 /// A member that is one thing after mapping there and back, and was another.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Change {
+pub(super) struct FieldChange {
     /// Names of members from the top; an item of a list is named by its `name`.
     at: Vec<String>,
     /// How many of the last objects on the way may be made.
     #[serde(default, skip_serializing_if = "is_zero")]
     made: usize,
     /// The value after mapping there and back. Another one was put there since, and stays.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "deserialize_present")]
     was: Option<Value>,
     /// The value to put there.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "deserialize_present")]
     is: Option<Value>,
 }
 
@@ -28,15 +28,15 @@ fn is_zero(number: &usize) -> bool {
 }
 
 /// A member that is there, `null` included.
-fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+fn deserialize_present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
     Value::deserialize(deserializer).map(Some)
 }
 
-impl Change {
+impl FieldChange {
     /// The changes that make `to` of `from`.
-    pub(super) fn all(from: &Value, to: &Value) -> Vec<Self> {
+    pub(super) fn diff(from: &Value, to: &Value) -> Vec<Self> {
         let mut changes = Vec::new();
-        collect(Some(from), Some(to), &mut Vec::new(), 0, &mut changes);
+        collect_changes(Some(from), Some(to), &mut Vec::new(), 0, &mut changes);
         changes
     }
 
@@ -90,12 +90,12 @@ fn member_mut<'a>(parent: &'a mut Value, name: &str) -> Option<&'a mut Value> {
     }
 }
 
-fn collect(
+fn collect_changes(
     from: Option<&Value>,
     to: Option<&Value>,
     at: &mut Vec<String>,
     made: usize,
-    changes: &mut Vec<Change>,
+    changes: &mut Vec<FieldChange>,
 ) {
     if from == to {
         return;
@@ -110,11 +110,11 @@ fn collect(
         (Some(Value::Array(from)), Some(Value::Array(to))) if same_names(from, to) => {
             for (from, to) in from.iter().zip(to) {
                 at.push(from["name"].as_str().unwrap_or_default().to_owned());
-                collect(Some(from), Some(to), at, 0, changes);
+                collect_changes(Some(from), Some(to), at, 0, changes);
                 at.pop();
             }
         }
-        (from, to) => changes.push(Change { at: at.clone(), made, was: from.cloned(), is: to.cloned() }),
+        (from, to) => changes.push(FieldChange { at: at.clone(), made, was: from.cloned(), is: to.cloned() }),
     }
 }
 
@@ -123,12 +123,12 @@ fn collect_members(
     to: &Map<String, Value>,
     at: &mut Vec<String>,
     made: usize,
-    changes: &mut Vec<Change>,
+    changes: &mut Vec<FieldChange>,
 ) {
     let added = to.keys().filter(|name| !from.contains_key(*name));
     for name in from.keys().chain(added) {
         at.push(name.clone());
-        collect(from.get(name), to.get(name), at, made, changes);
+        collect_changes(from.get(name), to.get(name), at, made, changes);
         at.pop();
     }
 }

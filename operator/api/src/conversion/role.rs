@@ -6,7 +6,7 @@ use super::spec::{drop_empty, put_object, take_object};
 use crate::keys::ROLE_WORKLOAD_TYPE;
 use crate::template::member_object;
 
-type Object = Map<String, Value>;
+type JsonObject = Map<String, Value>;
 
 /// What v1alpha1 runs a role as if it says nothing.
 const V1ALPHA1_WORKLOAD: (&str, &str) = ("apps/v1", "StatefulSet");
@@ -21,7 +21,7 @@ const RECREATE_INSTANCE: &str = "RecreateRoleInstanceOnPodRestart";
 const RECREATE: (&str, &str) = ("Recreate", "RecreatePod");
 
 /// From v1alpha1 to v1alpha2.
-pub(super) fn up(role: &mut Object) {
+pub(super) fn role_to_v1alpha2(role: &mut JsonObject) {
     let workload = take_object(role, "workload").unwrap_or_default();
     let text = |name: &str, default: &str| {
         let text = workload.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
@@ -37,32 +37,32 @@ pub(super) fn up(role: &mut Object) {
     if let Some(mut pattern) = take_object(role, "leaderWorkerSet") {
         rename(&mut pattern, "patchLeaderTemplate", "leaderTemplatePatch");
         rename(&mut pattern, "patchWorkerTemplate", "workerTemplatePatch");
-        template_up(role, &mut pattern);
-        restart_up(&mut pattern, restart);
+        template_to_v1alpha2(role, &mut pattern);
+        restart_policy_to_v1alpha2(&mut pattern, restart);
         put_object(role, "leaderWorkerPattern", Some(pattern));
     } else if role
         .get("components")
         .and_then(Value::as_array)
         .is_some_and(|components| !components.is_empty())
     {
-        let mut pattern = Object::new();
+        let mut pattern = JsonObject::new();
         pattern.extend(role.remove("components").map(|components| ("components".to_owned(), components)));
-        restart_up(&mut pattern, restart);
+        restart_policy_to_v1alpha2(&mut pattern, restart);
         put_object(role, "customComponentsPattern", Some(pattern));
     } else {
-        let mut pattern = Object::new();
-        template_up(role, &mut pattern);
+        let mut pattern = JsonObject::new();
+        template_to_v1alpha2(role, &mut pattern);
         put_object(role, "standalonePattern", Some(pattern));
     }
 }
 
-fn restart_up(pattern: &mut Object, restart: Option<Value>) {
+fn restart_policy_to_v1alpha2(pattern: &mut JsonObject, restart: Option<Value>) {
     if let Some(kind) = restart {
         pattern.insert("restartPolicyConfig".to_owned(), json!({ "type": kind }));
     }
 }
 
-fn template_up(role: &mut Object, pattern: &mut Object) {
+fn template_to_v1alpha2(role: &mut JsonObject, pattern: &mut JsonObject) {
     if let Some(template) = role.remove("template") {
         pattern.insert("template".to_owned(), template);
     }
@@ -74,7 +74,7 @@ fn template_up(role: &mut Object, pattern: &mut Object) {
 }
 
 /// From v1alpha2 to v1alpha1.
-pub(super) fn down(role: &mut Object) {
+pub(super) fn role_to_v1alpha1(role: &mut JsonObject) {
     let workload = take_workload(role);
     put_object(role, "workload", Some(workload));
     rename_update(role, RECREATE.1, RECREATE.0);
@@ -85,16 +85,16 @@ pub(super) fn down(role: &mut Object) {
     if let Some(mut pattern) = leader_worker {
         rename(&mut pattern, "leaderTemplatePatch", "patchLeaderTemplate");
         rename(&mut pattern, "workerTemplatePatch", "patchWorkerTemplate");
-        template_down(role, &mut pattern);
-        restart_down(role, &mut pattern);
+        template_to_v1alpha1(role, &mut pattern);
+        restart_policy_to_v1alpha1(role, &mut pattern);
         pattern.remove("sharedServiceSelection");
         put_object(role, "leaderWorkerSet", Some(pattern));
     } else if let Some(mut pattern) = custom {
         role.extend(pattern.remove("components").map(|components| ("components".to_owned(), components)));
-        components_down(role);
-        restart_down(role, &mut pattern);
+        components_to_v1alpha1(role);
+        restart_policy_to_v1alpha1(role, &mut pattern);
     } else if let Some(mut pattern) = standalone {
-        template_down(role, &mut pattern);
+        template_to_v1alpha1(role, &mut pattern);
     }
     role.remove("podManagementPolicy");
     if let Some(Value::Object(adapter)) = role.get_mut("scalingAdapter") {
@@ -103,7 +103,7 @@ pub(super) fn down(role: &mut Object) {
 }
 
 /// v1alpha1's `workload`, from the annotation.
-fn take_workload(role: &mut Object) -> Object {
+fn take_workload(role: &mut JsonObject) -> JsonObject {
     let annotations = role.get_mut("annotations").and_then(Value::as_object_mut);
     let kind = annotations.and_then(|annotations| annotations.remove(ROLE_WORKLOAD_TYPE));
     drop_empty(role, "annotations");
@@ -115,7 +115,7 @@ fn take_workload(role: &mut Object) -> Object {
         .collect()
 }
 
-fn restart_down(role: &mut Object, pattern: &mut Object) {
+fn restart_policy_to_v1alpha1(role: &mut JsonObject, pattern: &mut JsonObject) {
     let deprecated = pattern.remove("restartPolicy");
     let kind = take_object(pattern, "restartPolicyConfig").and_then(|mut config| config.remove("type"));
     let named = |policy: &Value| policy.as_str().is_some_and(|policy| !policy.is_empty());
@@ -124,7 +124,7 @@ fn restart_down(role: &mut Object, pattern: &mut Object) {
     }
 }
 
-fn template_down(role: &mut Object, pattern: &mut Object) {
+fn template_to_v1alpha1(role: &mut JsonObject, pattern: &mut JsonObject) {
     if let Some(template) = pattern.remove("template") {
         role.insert("template".to_owned(), template);
     }
@@ -135,7 +135,7 @@ fn template_down(role: &mut Object, pattern: &mut Object) {
 }
 
 /// v1alpha1's components have no labels and annotations.
-fn components_down(role: &mut Object) {
+fn components_to_v1alpha1(role: &mut JsonObject) {
     let components = role.get_mut("components").and_then(Value::as_array_mut);
     for component in components.into_iter().flatten().filter_map(Value::as_object_mut) {
         component.remove("labels");
@@ -143,13 +143,13 @@ fn components_down(role: &mut Object) {
     }
 }
 
-fn rename(object: &mut Object, from: &str, to: &str) {
+fn rename(object: &mut JsonObject, from: &str, to: &str) {
     if let Some(value) = object.remove(from) {
         object.insert(to.to_owned(), value);
     }
 }
 
-fn rename_update(role: &mut Object, from: &str, to: &str) {
+fn rename_update(role: &mut JsonObject, from: &str, to: &str) {
     let update = role.get_mut("rolloutStrategy").and_then(|strategy| strategy.get_mut("rollingUpdate"));
     if let Some(kind) = update.and_then(|update| update.get_mut("type"))
         && kind == from

@@ -3,15 +3,15 @@
 use serde_json::{Map, Value};
 
 use super::role;
-use super::{COORDINATION, ORIGIN, POD_GROUP_POLICY, Version, drop_empty_annotations};
+use super::{ApiVersion, COORDINATION, ORIGIN, POD_GROUP_POLICY, drop_empty_annotations};
 use crate::keys;
 use crate::template::{member_list, member_object};
 
-type Object = Map<String, Value>;
+type JsonObject = Map<String, Value>;
 
 /// Where the spec of groups is in an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Shape {
+pub(super) enum SpecLocation {
     /// The object is a group.
     Group,
     /// The object is a set: v1alpha1 has the spec in `spec.template`, v1alpha2 in `spec.groupTemplate.spec`.
@@ -19,52 +19,52 @@ pub(super) enum Shape {
 }
 
 /// The object as that version says it, less what that version cannot say.
-pub(super) fn mapped(object: &Value, to: Version, shape: Shape) -> Value {
+pub(super) fn convert_object(object: &Value, to: ApiVersion, shape: SpecLocation) -> Value {
     let Value::Object(object) = object else { return object.clone() };
     let mut object = object.clone();
     object.insert("apiVersion".to_owned(), to.api_version().into());
     match (shape, to) {
-        (Shape::Group, Version::V1alpha2) => {
+        (SpecLocation::Group, ApiVersion::V1alpha2) => {
             let mut spec = take_object(&mut object, "spec");
             let annotations = member_object(member_object(&mut object, "metadata"), "annotations");
             if let Some(spec) = &mut spec {
-                spec_up(spec, annotations);
+                spec_to_v1alpha2(spec, annotations);
             }
             put_object(&mut object, "spec", spec);
         }
-        (Shape::Group, Version::V1alpha1) => {
+        (SpecLocation::Group, ApiVersion::V1alpha1) => {
             let mut spec = take_object(&mut object, "spec");
             let mut metadata = take_object(&mut object, "metadata").unwrap_or_default();
             if let Some(spec) = &mut spec {
-                spec_down(spec, member_object(&mut metadata, "annotations"));
+                spec_to_v1alpha1(spec, member_object(&mut metadata, "annotations"));
             }
             put_object(&mut object, "metadata", Some(metadata));
             put_object(&mut object, "spec", spec);
         }
-        (Shape::Set, Version::V1alpha2) => set_up(member_object(&mut object, "spec")),
-        (Shape::Set, Version::V1alpha1) => set_down(member_object(&mut object, "spec")),
+        (SpecLocation::Set, ApiVersion::V1alpha2) => set_to_v1alpha2(member_object(&mut object, "spec")),
+        (SpecLocation::Set, ApiVersion::V1alpha1) => set_to_v1alpha1(member_object(&mut object, "spec")),
     }
     drop_empty_annotations(&mut object);
     Value::Object(object)
 }
 
-fn set_up(spec: &mut Object) {
+fn set_to_v1alpha2(spec: &mut JsonObject) {
     let Some(mut inner) = take_object(spec, "template") else { return };
     let template = member_object(spec, "groupTemplate");
-    spec_up(&mut inner, member_object(template, "annotations"));
+    spec_to_v1alpha2(&mut inner, member_object(template, "annotations"));
     drop_empty(template, "annotations");
     put_object(template, "spec", Some(inner));
 }
 
-fn set_down(spec: &mut Object) {
+fn set_to_v1alpha1(spec: &mut JsonObject) {
     let Some(mut template) = take_object(spec, "groupTemplate") else { return };
     if let Some(mut inner) = take_object(&mut template, "spec") {
-        spec_down(&mut inner, member_object(&mut template, "annotations"));
+        spec_to_v1alpha1(&mut inner, member_object(&mut template, "annotations"));
         put_object(spec, "template", Some(inner));
     }
 }
 
-fn spec_up(spec: &mut Object, annotations: &mut Object) {
+fn spec_to_v1alpha2(spec: &mut JsonObject, annotations: &mut JsonObject) {
     annotations.insert(ORIGIN.to_owned(), "v1alpha1".into());
     if let Some(policy) = spec.remove("podGroupPolicy") {
         annotations.extend(gang_annotations(&policy));
@@ -76,10 +76,10 @@ fn spec_up(spec: &mut Object, annotations: &mut Object) {
     if let Some(topology) = annotations.get(keys::legacy::EXCLUSIVE_TOPOLOGY).cloned() {
         annotations.insert(keys::GROUP_EXCLUSIVE_TOPOLOGY.to_owned(), topology);
     }
-    each_role(spec, role::up);
+    each_role(spec, role::role_to_v1alpha2);
 }
 
-fn spec_down(spec: &mut Object, annotations: &mut Object) {
+fn spec_to_v1alpha1(spec: &mut JsonObject, annotations: &mut JsonObject) {
     annotations.remove(ORIGIN);
     if let Some(policy) = take_json(annotations, POD_GROUP_POLICY) {
         for (key, value) in gang_annotations(&policy) {
@@ -96,10 +96,10 @@ fn spec_down(spec: &mut Object, annotations: &mut Object) {
     if topology.is_some() && topology == annotations.get(keys::GROUP_EXCLUSIVE_TOPOLOGY) {
         annotations.remove(keys::GROUP_EXCLUSIVE_TOPOLOGY);
     }
-    each_role(spec, role::down);
+    each_role(spec, role::role_to_v1alpha1);
 }
 
-fn each_role(spec: &mut Object, map: impl Fn(&mut Object)) {
+fn each_role(spec: &mut JsonObject, map: impl Fn(&mut JsonObject)) {
     if spec.get("roles").is_some_and(Value::is_array) {
         member_list(spec, "roles").iter_mut().filter_map(Value::as_object_mut).for_each(map);
     }
@@ -129,14 +129,14 @@ fn gang_annotations(policy: &Value) -> Vec<(String, Value)> {
 }
 
 /// Takes an annotation that is JSON; one that is not stays.
-fn take_json(annotations: &mut Object, key: &str) -> Option<Value> {
+fn take_json(annotations: &mut JsonObject, key: &str) -> Option<Value> {
     let value = serde_json::from_str(annotations.get(key)?.as_str()?).ok()?;
     annotations.remove(key);
     Some(value)
 }
 
 /// Takes a member if it is an object.
-pub(super) fn take_object(parent: &mut Object, name: &str) -> Option<Object> {
+pub(super) fn take_object(parent: &mut JsonObject, name: &str) -> Option<JsonObject> {
     match parent.remove(name)? {
         Value::Object(object) => Some(object),
         other => {
@@ -146,13 +146,13 @@ pub(super) fn take_object(parent: &mut Object, name: &str) -> Option<Object> {
     }
 }
 
-pub(super) fn put_object(parent: &mut Object, name: &str, object: Option<Object>) {
+pub(super) fn put_object(parent: &mut JsonObject, name: &str, object: Option<JsonObject>) {
     if let Some(object) = object {
         parent.insert(name.to_owned(), Value::Object(object));
     }
 }
 
-pub(super) fn drop_empty(parent: &mut Object, name: &str) {
+pub(super) fn drop_empty(parent: &mut JsonObject, name: &str) {
     if parent.get(name).and_then(Value::as_object).is_some_and(Map::is_empty) {
         parent.remove(name);
     }

@@ -3,15 +3,15 @@
 
 /// Lists and objects of an object, by name. What is not named is an object without merged lists, or a list that is replaced.
 #[derive(Clone, Copy)]
-pub(super) struct Fields(&'static [(&'static str, Field)]);
+pub(super) struct MergeSchema(&'static [(&'static str, FieldSchema)]);
 
 /// One member.
 #[derive(Clone, Copy)]
-pub(super) enum Field {
+pub(super) enum FieldSchema {
     /// An object with lists of its own.
-    Object(Fields),
+    Object(MergeSchema),
     /// A list of objects, told apart by a member.
-    Keyed(&'static str, Fields),
+    Keyed(&'static str, MergeSchema),
     /// A list of texts, each at most once.
     Set,
     /// Anything else.
@@ -19,7 +19,7 @@ pub(super) enum Field {
 }
 
 /// What a patch does with a list.
-pub(super) enum ListRule {
+pub(super) enum ListMergeRule {
     /// Takes its place.
     Replace,
     /// Adds to it.
@@ -29,61 +29,61 @@ pub(super) enum ListRule {
         /// The member that tells items apart.
         key: &'static str,
         /// Lists and objects of an item.
-        item: Fields,
+        item: MergeSchema,
     },
 }
 
-impl Fields {
-    pub(super) fn get(self, name: &str) -> Field {
-        self.0.iter().find(|(known, _)| *known == name).map_or(Field::Plain, |(_, field)| *field)
+impl MergeSchema {
+    pub(super) fn get(self, name: &str) -> FieldSchema {
+        self.0.iter().find(|(known, _)| *known == name).map_or(FieldSchema::Plain, |(_, field)| *field)
     }
 }
 
-impl Field {
-    pub(super) fn fields(self) -> Fields {
+impl FieldSchema {
+    pub(super) fn fields(self) -> MergeSchema {
         match self {
             Self::Object(fields) => fields,
             Self::Keyed(..) | Self::Set | Self::Plain => PLAIN,
         }
     }
 
-    pub(super) fn list(self) -> ListRule {
+    pub(super) fn list(self) -> ListMergeRule {
         match self {
-            Self::Keyed(key, item) => ListRule::ByKey { key, item },
-            Self::Set => ListRule::Set,
-            Self::Object(_) | Self::Plain => ListRule::Replace,
+            Self::Keyed(key, item) => ListMergeRule::ByKey { key, item },
+            Self::Set => ListMergeRule::Set,
+            Self::Object(_) | Self::Plain => ListMergeRule::Replace,
         }
     }
 }
 
-const PLAIN: Fields = Fields(&[]);
+const PLAIN: MergeSchema = MergeSchema(&[]);
 
 /// `core/v1` PodTemplateSpec.
-pub(super) const POD_TEMPLATE: Fields =
-    Fields(&[("metadata", Field::Object(METADATA)), ("spec", Field::Object(POD))]);
+pub(super) const POD_TEMPLATE: MergeSchema =
+    MergeSchema(&[("metadata", FieldSchema::Object(METADATA)), ("spec", FieldSchema::Object(POD))]);
 
-const METADATA: Fields =
-    Fields(&[("finalizers", Field::Set), ("ownerReferences", Field::Keyed("uid", PLAIN))]);
+const METADATA: MergeSchema =
+    MergeSchema(&[("finalizers", FieldSchema::Set), ("ownerReferences", FieldSchema::Keyed("uid", PLAIN))]);
 
-const POD: Fields = Fields(&[
-    ("containers", Field::Keyed("name", CONTAINER)),
-    ("initContainers", Field::Keyed("name", CONTAINER)),
-    ("ephemeralContainers", Field::Keyed("name", CONTAINER)),
-    ("volumes", Field::Keyed("name", VOLUME)),
-    ("imagePullSecrets", Field::Keyed("name", PLAIN)),
-    ("hostAliases", Field::Keyed("ip", PLAIN)),
-    ("topologySpreadConstraints", Field::Keyed("topologyKey", PLAIN)),
-    ("schedulingGates", Field::Keyed("name", PLAIN)),
-    ("resourceClaims", Field::Keyed("name", PLAIN)),
+const POD: MergeSchema = MergeSchema(&[
+    ("containers", FieldSchema::Keyed("name", CONTAINER)),
+    ("initContainers", FieldSchema::Keyed("name", CONTAINER)),
+    ("ephemeralContainers", FieldSchema::Keyed("name", CONTAINER)),
+    ("volumes", FieldSchema::Keyed("name", VOLUME)),
+    ("imagePullSecrets", FieldSchema::Keyed("name", PLAIN)),
+    ("hostAliases", FieldSchema::Keyed("ip", PLAIN)),
+    ("topologySpreadConstraints", FieldSchema::Keyed("topologyKey", PLAIN)),
+    ("schedulingGates", FieldSchema::Keyed("name", PLAIN)),
+    ("resourceClaims", FieldSchema::Keyed("name", PLAIN)),
 ]);
 
-const CONTAINER: Fields = Fields(&[
-    ("env", Field::Keyed("name", PLAIN)),
-    ("ports", Field::Keyed("containerPort", PLAIN)),
-    ("volumeMounts", Field::Keyed("mountPath", PLAIN)),
-    ("volumeDevices", Field::Keyed("devicePath", PLAIN)),
+const CONTAINER: MergeSchema = MergeSchema(&[
+    ("env", FieldSchema::Keyed("name", PLAIN)),
+    ("ports", FieldSchema::Keyed("containerPort", PLAIN)),
+    ("volumeMounts", FieldSchema::Keyed("mountPath", PLAIN)),
+    ("volumeDevices", FieldSchema::Keyed("devicePath", PLAIN)),
 ]);
 
-const VOLUME: Fields = Fields(&[("ephemeral", Field::Object(EPHEMERAL))]);
-const EPHEMERAL: Fields = Fields(&[("volumeClaimTemplate", Field::Object(CLAIM))]);
-const CLAIM: Fields = Fields(&[("metadata", Field::Object(METADATA))]);
+const VOLUME: MergeSchema = MergeSchema(&[("ephemeral", FieldSchema::Object(EPHEMERAL))]);
+const EPHEMERAL: MergeSchema = MergeSchema(&[("volumeClaimTemplate", FieldSchema::Object(CLAIM))]);
+const CLAIM: MergeSchema = MergeSchema(&[("metadata", FieldSchema::Object(METADATA))]);

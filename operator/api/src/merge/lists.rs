@@ -2,14 +2,14 @@
 
 use serde_json::Value;
 
-use super::fields::Fields;
-use super::{Directive, MergeError, directive, merge_map, new_value};
+use super::fields::MergeSchema;
+use super::{MergeError, PatchDirective, directive, merge_map, new_value};
 
 /// A list whose items are told apart by one of their members.
 pub(super) struct KeyedList<'a> {
     pub(super) name: &'a str,
     pub(super) key: &'static str,
-    pub(super) item: Fields,
+    pub(super) item: MergeSchema,
     pub(super) depth: usize,
 }
 
@@ -27,12 +27,12 @@ impl KeyedList<'_> {
         for item in patch {
             match item.as_object().map(directive).transpose()?.flatten() {
                 // Whatever else stands in the item is ignored: it speaks of the list.
-                Some(Directive::Replace) => replace = true,
-                Some(Directive::Delete) => {
+                Some(PatchDirective::Replace) => replace = true,
+                Some(PatchDirective::Delete) => {
                     let gone = self.key_of(item)?;
                     merged.retain(|item| item.get(self.key) != Some(gone));
                 }
-                Some(Directive::Merge) | None => items.push(item),
+                Some(PatchDirective::Merge) | None => items.push(item),
             }
         }
         if replace {

@@ -11,7 +11,7 @@ mod lists;
 use serde_json::{Map, Value};
 
 use crate::PodTemplate;
-use fields::{Fields, ListRule, POD_TEMPLATE};
+use fields::{ListMergeRule, MergeSchema, POD_TEMPLATE};
 
 const PATCH: &str = "$patch";
 const RETAIN_KEYS: &str = "$retainKeys";
@@ -69,16 +69,21 @@ fn name_of_type(value: &Value) -> &'static str {
     }
 }
 
-type Object = Map<String, Value>;
+type JsonObject = Map<String, Value>;
 
-fn merge_map(mut base: Object, patch: &Object, fields: Fields, depth: usize) -> Result<Object, MergeError> {
+fn merge_map(
+    mut base: JsonObject,
+    patch: &JsonObject,
+    fields: MergeSchema,
+    depth: usize,
+) -> Result<JsonObject, MergeError> {
     if depth > MAX_DEPTH {
         return Err(MergeError::TooDeep);
     }
     match directive(patch)? {
-        Some(Directive::Replace) => return without_directives(patch, depth),
-        Some(Directive::Delete) => return Ok(Object::new()),
-        Some(Directive::Merge) | None => {}
+        Some(PatchDirective::Replace) => return without_directives(patch, depth),
+        Some(PatchDirective::Delete) => return Ok(JsonObject::new()),
+        Some(PatchDirective::Merge) | None => {}
     }
     for (name, value) in patch.iter().filter(|(name, _)| !name.starts_with('$')) {
         let Some(current) = base.get_mut(name) else {
@@ -96,9 +101,9 @@ fn merge_map(mut base: Object, patch: &Object, fields: Fields, depth: usize) -> 
             (Value::Array(current), Value::Array(items)) => {
                 let order = list_directive(patch, ELEMENT_ORDER, name)?;
                 *current = match field.list() {
-                    ListRule::Replace => items.clone(),
-                    ListRule::Set => lists::merge_scalars(current, items, order),
-                    ListRule::ByKey { key, item } => {
+                    ListMergeRule::Replace => items.clone(),
+                    ListMergeRule::Set => lists::merge_scalars(current, items, order),
+                    ListMergeRule::ByKey { key, item } => {
                         let list = lists::KeyedList { name, key, item, depth };
                         list.merge(std::mem::take(current), items, order)?
                     }
@@ -117,24 +122,24 @@ fn merge_map(mut base: Object, patch: &Object, fields: Fields, depth: usize) -> 
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Directive {
+enum PatchDirective {
     Replace,
     Delete,
     Merge,
 }
 
-fn directive(patch: &Object) -> Result<Option<Directive>, MergeError> {
+fn directive(patch: &JsonObject) -> Result<Option<PatchDirective>, MergeError> {
     let Some(value) = patch.get(PATCH) else { return Ok(None) };
     match value.as_str() {
-        Some("replace") => Ok(Some(Directive::Replace)),
-        Some("delete") => Ok(Some(Directive::Delete)),
-        Some("merge") => Ok(Some(Directive::Merge)),
+        Some("replace") => Ok(Some(PatchDirective::Replace)),
+        Some("delete") => Ok(Some(PatchDirective::Delete)),
+        Some("merge") => Ok(Some(PatchDirective::Merge)),
         _ => Err(MergeError::Directive(value.to_string())),
     }
 }
 
 fn list_directive<'a>(
-    patch: &'a Object,
+    patch: &'a JsonObject,
     prefix: &str,
     name: &str,
 ) -> Result<Option<&'a [Value]>, MergeError> {
@@ -147,7 +152,7 @@ fn list_directive<'a>(
 }
 
 /// Orders lists that the patch orders without changing them.
-fn only_order(base: &mut Object, patch: &Object) -> Result<(), MergeError> {
+fn only_order(base: &mut JsonObject, patch: &JsonObject) -> Result<(), MergeError> {
     for name in patch.keys().filter_map(|name| name.strip_prefix(ELEMENT_ORDER)) {
         let order = list_directive(patch, ELEMENT_ORDER, name)?;
         if let (Some(Value::Array(list)), Some(order), false) =
@@ -159,7 +164,7 @@ fn only_order(base: &mut Object, patch: &Object) -> Result<(), MergeError> {
     Ok(())
 }
 
-fn delete_from_lists(base: &mut Object, patch: &Object) -> Result<(), MergeError> {
+fn delete_from_lists(base: &mut JsonObject, patch: &JsonObject) -> Result<(), MergeError> {
     for name in patch.keys().filter_map(|name| name.strip_prefix(DELETE_FROM_LIST)) {
         let gone = list_directive(patch, DELETE_FROM_LIST, name)?.unwrap_or_default();
         if let Some(Value::Array(list)) = base.get_mut(name) {
@@ -175,8 +180,8 @@ fn new_value(value: &Value, depth: usize) -> Result<Value, MergeError> {
         return Err(MergeError::TooDeep);
     }
     match value {
-        Value::Object(object) if directive(object)? == Some(Directive::Delete) => {
-            Ok(Value::Object(Object::new()))
+        Value::Object(object) if directive(object)? == Some(PatchDirective::Delete) => {
+            Ok(Value::Object(JsonObject::new()))
         }
         Value::Object(object) => without_directives(object, depth).map(Value::Object),
         Value::Array(items) => {
@@ -189,7 +194,7 @@ fn new_value(value: &Value, depth: usize) -> Result<Value, MergeError> {
     }
 }
 
-fn without_directives(object: &Object, depth: usize) -> Result<Object, MergeError> {
+fn without_directives(object: &JsonObject, depth: usize) -> Result<JsonObject, MergeError> {
     let members = object.iter().filter(|(name, value)| !name.starts_with('$') && !value.is_null());
     members.map(|(name, value)| Ok((name.clone(), new_value(value, depth + 1)?))).collect()
 }

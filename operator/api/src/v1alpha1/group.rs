@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::v1alpha2::{
-    EngineRuntime, Other, RoleBasedGroupSetStatus, RoleBasedGroupStatus, RoleTemplate, RolloutStrategy,
-    ScalingAdapter, ServicePort,
+    EngineRuntime, RoleBasedGroupSetStatus, RoleBasedGroupStatus, RoleTemplate, RolloutStrategy,
+    ScalingAdapter, ServicePort, UnknownFields,
 };
 use crate::{PodTemplate, schema};
 
@@ -57,7 +57,7 @@ pub struct RoleBasedGroupSpec {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// Roles, and what keeps them together.
@@ -213,7 +213,7 @@ pub struct RoleSpec {
     /// What runs the instances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = { "apiVersion": "apps/v1", "kind": "StatefulSet" }))]
-    pub workload: Option<Workload>,
+    pub workload: Option<WorkloadRef>,
     /// The pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::pod_template")]
@@ -223,7 +223,7 @@ pub struct RoleSpec {
     pub template_ref: Option<RoleTemplateRef>,
     /// Strategic merge patch of the role template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::anything")]
+    #[schemars(schema_with = "schema::any_value")]
     pub template_patch: Option<Value>,
     /// An instance is a leader and its workers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -234,13 +234,13 @@ pub struct RoleSpec {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// What runs a role's instances.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Workload {
+pub struct WorkloadRef {
     /// `group/version`.
     #[serde(default = "apps_v1")]
     #[schemars(regex(pattern = schema::API_VERSION))]
@@ -276,11 +276,11 @@ pub struct LeaderWorkerTemplate {
     pub size: Option<i32>,
     /// Strategic merge patch for the leader's pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::anything")]
+    #[schemars(schema_with = "schema::any_value")]
     pub patch_leader_template: Option<Value>,
     /// Strategic merge patch for the workers' pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::anything")]
+    #[schemars(schema_with = "schema::any_value")]
     pub patch_worker_template: Option<Value>,
 }
 
@@ -297,7 +297,7 @@ pub struct RoleComponent {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_name: Option<String>,
     /// The pods.
-    #[schemars(schema_with = "schema::anything")]
+    #[schemars(schema_with = "schema::any_value")]
     pub template: PodTemplate,
 }
 

@@ -79,7 +79,7 @@ pub struct InstanceSetSpec {
     #[schemars(schema_with = "schema::label_selector")]
     pub selector: Option<LabelSelector>,
     /// What each instance is.
-    #[schemars(schema_with = "schema::anything")]
+    #[schemars(schema_with = "schema::any_value")]
     pub instance_template: InstanceSpec,
     /// Seconds for which an instance must be ready to count as available.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -10,7 +10,7 @@ mod mirrored;
 pub use group::{
     Coordination, CoordinationRollingUpdate, CoordinationScaling, CoordinationStrategy, KubeScheduling,
     LeaderWorkerTemplate, PodGroupPolicy, RoleBasedGroup, RoleBasedGroupSet, RoleBasedGroupSetSpec,
-    RoleBasedGroupSpec, RoleComponent, RoleSpec, RoleTemplateRef, VolcanoScheduling, Workload,
+    RoleBasedGroupSpec, RoleComponent, RoleSpec, RoleTemplateRef, VolcanoScheduling, WorkloadRef,
 };
 pub use instance::{Instance, InstanceScaleStrategy, InstanceSet, InstanceSetSpec, InstanceSpec};
 pub use mirrored::{ClusterEngineRuntimeProfile, RoleBasedGroupScalingAdapter};

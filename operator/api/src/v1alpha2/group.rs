@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    CustomComponentsPattern, LeaderWorkerPattern, Other, RolloutStrategy, StandalonePattern, is_false,
-    is_zero, one,
+    CustomComponentsPattern, LeaderWorkerPattern, RolloutStrategy, StandalonePattern, UnknownFields,
+    is_false, is_zero, one,
 };
 use crate::int_or_percent::IntOrPercent;
 use crate::{Condition, PodTemplate, schema};
@@ -49,7 +49,7 @@ pub struct RoleBasedGroupSpec {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 impl RoleBasedGroupSpec {
@@ -73,7 +73,7 @@ pub struct RoleTemplate {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// One role: a number of equal instances.
@@ -138,7 +138,7 @@ pub struct RoleSpec {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// A port of a role. Only `name` and `port` are used.
@@ -167,7 +167,7 @@ pub struct ServicePort {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// A ClusterEngineRuntimeProfile that a role's pods get.
@@ -186,7 +186,7 @@ pub struct EngineRuntime {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// Lets an autoscaler set a role's replicas.
@@ -203,7 +203,7 @@ pub struct ScalingAdapter {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// What a RoleBasedGroup is.

@@ -7,7 +7,7 @@ use kube_derive::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Other, RestartPolicyConfig};
+use super::{RestartPolicyConfig, UnknownFields};
 use crate::{Condition, PodTemplate, schema};
 
 /// What a RoleInstance shall be.
@@ -47,7 +47,7 @@ pub struct RoleInstanceSpec {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// A number of equal pods of an instance.
@@ -69,12 +69,12 @@ pub struct InstanceComponent {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
     /// The pods.
-    #[schemars(schema_with = "schema::anything")]
+    #[schemars(schema_with = "schema::any_value")]
     pub template: PodTemplate,
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 impl InstanceComponent {

@@ -7,7 +7,7 @@ use kube_derive::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{InPlaceUpdateStrategy, Other, RoleInstanceSpec, is_false};
+use super::{InPlaceUpdateStrategy, RoleInstanceSpec, UnknownFields, is_false};
 use crate::int_or_percent::IntOrPercent;
 use crate::{Condition, schema};
 
@@ -47,7 +47,7 @@ pub struct RoleInstanceSetSpec {
     #[schemars(schema_with = "schema::label_selector")]
     pub selector: Option<LabelSelector>,
     /// What each instance is.
-    #[schemars(schema_with = "schema::anything")]
+    #[schemars(schema_with = "schema::any_value")]
     pub role_instance_template: RoleInstanceSpec,
     /// Seconds for which an instance must be ready to count as available.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -72,7 +72,7 @@ pub struct RoleInstanceSetSpec {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// How a change reaches the instances.
@@ -103,7 +103,7 @@ pub struct UpdateStrategy {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// How instances are added and removed.
@@ -120,7 +120,7 @@ pub struct ScaleStrategy {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// Who is asked before an instance is deleted or updated in place.
@@ -136,7 +136,7 @@ pub struct Lifecycle {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// What must be gone before the instance is touched.
@@ -155,7 +155,7 @@ pub struct LifecycleHook {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// What a RoleInstanceSet is.

@@ -55,7 +55,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 /// Members that this release does not know, kept.
-pub type Other = BTreeMap<String, Value>;
+pub type UnknownFields = BTreeMap<String, Value>;
 
 pub(crate) fn one() -> i32 {
     1

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{InstanceComponent, Other};
+use super::{InstanceComponent, UnknownFields};
 use crate::{PodTemplate, schema};
 
 /// An instance of one pod.
@@ -25,7 +25,7 @@ pub struct StandalonePattern {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// An instance of a leader and workers.
@@ -49,11 +49,11 @@ pub struct LeaderWorkerPattern {
     pub size: Option<i32>,
     /// Strategic merge patch for the leader's pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::anything")]
+    #[schemars(schema_with = "schema::any_value")]
     pub leader_template_patch: Option<Value>,
     /// Strategic merge patch for the workers' pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::anything")]
+    #[schemars(schema_with = "schema::any_value")]
     pub worker_template_patch: Option<Value>,
     /// `LeaderOnly` (default) or `All`: whose addresses the role's service has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -69,7 +69,7 @@ pub struct LeaderWorkerPattern {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// An instance of components of any kind.
@@ -89,7 +89,7 @@ pub struct CustomComponentsPattern {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// A role template, and what is different here.
@@ -101,12 +101,12 @@ pub struct TemplateRef {
     pub name: String,
     /// Strategic merge patch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::anything")]
+    #[schemars(schema_with = "schema::any_value")]
     pub patch: Option<Value>,
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// What a crash of one pod does to the others, and how patiently.
@@ -132,7 +132,7 @@ pub struct RestartPolicyConfig {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// What a crash of one pod does to the others.

@@ -4,7 +4,7 @@ use kube_derive::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Other;
+use super::UnknownFields;
 use crate::int_or_percent::IntOrPercent;
 use crate::{Condition, schema};
 
@@ -45,7 +45,7 @@ pub struct PolicyRule {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// What keeps roles together.
@@ -61,7 +61,7 @@ pub struct PolicyStrategy {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// Bounds while roles are updated together.
@@ -83,7 +83,7 @@ pub struct CoordinatedRollingUpdate {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// Bounds while roles are scaled together.
@@ -101,7 +101,7 @@ pub struct CoordinatedScaling {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// What a CoordinatedPolicy is.

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::Other;
+use super::UnknownFields;
 use crate::schema;
 
 /// What a role's pods get that names the profile. What a pod has already by name, it keeps.
@@ -41,7 +41,7 @@ pub struct ClusterEngineRuntimeProfileSpec {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 fn no_update() -> String {

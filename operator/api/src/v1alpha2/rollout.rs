@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Other, is_false};
+use super::{UnknownFields, is_false};
 use crate::int_or_percent::IntOrPercent;
 use crate::schema;
 
@@ -21,7 +21,7 @@ pub struct RolloutStrategy {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 fn rolling_update() -> String {
@@ -56,7 +56,7 @@ pub struct RollingUpdate {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// Details of updates in place.
@@ -69,5 +69,5 @@ pub struct InPlaceUpdateStrategy {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }

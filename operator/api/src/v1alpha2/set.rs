@@ -6,7 +6,7 @@ use kube_derive::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Other, RoleBasedGroupSpec, one};
+use super::{RoleBasedGroupSpec, UnknownFields, one};
 use crate::Condition;
 
 /// What a RoleBasedGroupSet shall be.
@@ -38,7 +38,7 @@ pub struct RoleBasedGroupSetSpec {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// What each group of a set is.
@@ -59,7 +59,7 @@ pub struct GroupTemplate {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// Labels and annotations of the groups of a set.
@@ -75,7 +75,7 @@ pub struct GroupTemplateMetadata {
     /// Members of later releases.
     #[serde(flatten)]
     #[schemars(skip)]
-    pub other: Other,
+    pub other: UnknownFields,
 }
 
 /// What a RoleBasedGroupSet is.

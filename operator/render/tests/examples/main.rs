@@ -12,8 +12,8 @@ use kube::api::{
     Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams, ValidationDirective,
 };
 use kube::{Client, Error};
-use manifests::{Example, groups};
-use moongate_render::{GangScheduler, Group, Kept, Manifest, RoleTarget, instance, pod};
+use manifests::{ManifestExample, groups};
+use moongate_render::{GangScheduler, GroupRenderer, Manifest, PreservedFields, RoleTarget, instance, pod};
 use moongate_testkit::ControlPlane;
 use rbg_api::v1alpha2::{RoleInstance, RoleInstanceSet};
 use serde_json::Value;
@@ -24,17 +24,17 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const OTHER_CRDS: &str = "MOONGATE_CRDS";
 
 /// All objects of a group, down to its pods.
-fn objects(example: &Example) -> Vec<Manifest> {
+fn objects(example: &ManifestExample) -> Vec<Manifest> {
     let fine = |result: Result<Manifest, moongate_render::RenderError>| {
         result.unwrap_or_else(|error| panic!("{}: {error}", example.path.display()))
     };
-    let group = Group::new(&example.group, &example.profiles, GangScheduler::default()).unwrap();
+    let group = GroupRenderer::new(&example.group, &example.profiles, GangScheduler::default()).unwrap();
     let mut all = Vec::new();
     for spec in &example.group.spec.roles {
         let role = group.role(spec).unwrap_or_else(|error| panic!("{}: {error}", example.path.display()));
         let target = RoleTarget::of(spec);
-        let workload = fine(role.workload(&target, &Kept::default()));
-        assert_eq!(workload, fine(role.workload(&target, &Kept::default())), "the same again");
+        let workload = fine(role.workload(&target, &PreservedFields::default()));
+        assert_eq!(workload, fine(role.workload(&target, &PreservedFields::default())), "the same again");
         if workload.kind() == "RoleInstanceSet" && spec.replicas > 0 {
             let mut object = Value::Object(workload.0.clone());
             object["metadata"]["uid"] = "0b0b0b0b-0000-4000-8000-000000000000".into();
@@ -49,7 +49,13 @@ fn objects(example: &Example) -> Vec<Manifest> {
             all.push(made);
             for component in &parent.spec.components {
                 for id in 0..component.size() {
-                    all.push(fine(pod::pod(&parent, component, id, "revision", &pod::Placement::default())));
+                    all.push(fine(pod::pod(
+                        &parent,
+                        component,
+                        id,
+                        "revision",
+                        &pod::NodePlacement::default(),
+                    )));
                 }
             }
         }

@@ -2,20 +2,20 @@
 
 use std::path::{Path, PathBuf};
 
-use moongate_render::Profiles;
-use rbg_api::conversion::{Version, convert};
+use moongate_render::RuntimeProfiles;
+use rbg_api::conversion::{ApiVersion, convert};
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::Value;
 
 /// A group of a manifest, as it is stored, and the profiles that it names.
-pub(crate) struct Example {
+pub(crate) struct ManifestExample {
     pub(crate) path: PathBuf,
     pub(crate) group: RoleBasedGroup,
-    pub(crate) profiles: Profiles,
+    pub(crate) profiles: RuntimeProfiles,
 }
 
 /// Every group of every file.
-pub(crate) fn groups() -> Vec<Example> {
+pub(crate) fn groups() -> Vec<ManifestExample> {
     let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/examples")];
     let mut found = Vec::new();
     while let Some(folder) = folders.pop() {
@@ -33,16 +33,16 @@ pub(crate) fn groups() -> Vec<Example> {
     found
 }
 
-fn groups_of(path: &Path, objects: &[Value], found: &mut Vec<Example>) {
+fn groups_of(path: &Path, objects: &[Value], found: &mut Vec<ManifestExample>) {
     let profiles = objects.iter().filter(|object| object["kind"] == "ClusterEngineRuntimeProfile");
-    let profiles: Profiles = profiles
+    let profiles: RuntimeProfiles = profiles
         .map(|profile| {
             let name = profile["metadata"]["name"].as_str().unwrap().to_owned();
             (name, serde_json::from_value(profile["spec"].clone()).unwrap())
         })
         .collect();
     for object in objects.iter().filter(|object| object["kind"] == "RoleBasedGroup") {
-        let mut object = convert(object, Version::V1alpha2).unwrap();
+        let mut object = convert(object, ApiVersion::V1alpha2).unwrap();
         object["metadata"]["namespace"] = "default".into();
         object["metadata"]["uid"] = "0a0a0a0a-0000-4000-8000-000000000000".into();
         let group: RoleBasedGroup = serde_json::from_value(object).unwrap();
@@ -51,6 +51,6 @@ fn groups_of(path: &Path, objects: &[Value], found: &mut Vec<Example>) {
         for runtime in group.spec.roles.iter().flat_map(|role| &role.engine_runtimes) {
             profiles.entry(runtime.profile_name.clone()).or_default();
         }
-        found.push(Example { path: path.to_owned(), group, profiles });
+        found.push(ManifestExample { path: path.to_owned(), group, profiles });
     }
 }

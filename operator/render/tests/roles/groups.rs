@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use moongate_render::{GangScheduler, Group, Profiles};
-use rbg_api::conversion::{Version, convert};
+use moongate_render::{GangScheduler, GroupRenderer, RuntimeProfiles};
+use rbg_api::conversion::{ApiVersion, convert};
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::{Value, json};
 
@@ -26,8 +26,9 @@ fn gangs_count_every_pod() {
             ] } },
         ] }),
     );
-    let profiles = Profiles::new();
-    let pod_group = |scheduler| Group::new(&object, &profiles, scheduler).unwrap().pod_group().unwrap();
+    let profiles = RuntimeProfiles::new();
+    let pod_group =
+        |scheduler| GroupRenderer::new(&object, &profiles, scheduler).unwrap().pod_group().unwrap();
     let plugins = pod_group(GangScheduler::SchedulerPlugins);
     assert_eq!(plugins.0["spec"], json!({ "minMember": 18, "scheduleTimeoutSeconds": 90 }));
     assert_eq!(pod_group(GangScheduler::Volcano).0["spec"], json!({ "minMember": 18, "queue": "q" }));
@@ -49,9 +50,9 @@ fn coordination_of_v1alpha1_becomes_a_policy_with_names() {
         }] },
     });
     let object: RoleBasedGroup =
-        serde_json::from_value(convert(&object, Version::V1alpha2).unwrap()).unwrap();
-    let profiles = Profiles::new();
-    let policy = Group::new(&object, &profiles, GangScheduler::default())
+        serde_json::from_value(convert(&object, ApiVersion::V1alpha2).unwrap()).unwrap();
+    let profiles = RuntimeProfiles::new();
+    let policy = GroupRenderer::new(&object, &profiles, GangScheduler::default())
         .unwrap()
         .coordinated_policy()
         .unwrap()
@@ -82,8 +83,8 @@ fn the_discovery_file_names_pods_that_exist() {
           "annotations": { rbg_api::keys::ROLE_INSTANCE_PATTERN: "Stateless" } },
     ] }),
     );
-    let profiles = Profiles::new();
-    let file = Group::new(&object, &profiles, GangScheduler::default())
+    let profiles = RuntimeProfiles::new();
+    let file = GroupRenderer::new(&object, &profiles, GangScheduler::default())
         .unwrap()
         .config_map(&BTreeMap::new(), &BTreeMap::new())
         .unwrap();
@@ -100,6 +101,6 @@ fn the_discovery_file_names_pods_that_exist() {
             }] } },
         })
     );
-    let config = serde_saphyr::from_str::<rbg_api::ClusterFile>(&text).unwrap().resolve().unwrap();
+    let config = serde_saphyr::from_str::<rbg_api::DiscoveryFile>(&text).unwrap().resolve().unwrap();
     assert_eq!(config.roles[0].instances[0].address, "g-c-0-x-0.s-g-c");
 }

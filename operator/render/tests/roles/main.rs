@@ -5,9 +5,10 @@ mod groups;
 mod pods;
 
 use moongate_render::{
-    GangScheduler, Group, Kept, Manifest, Profiles, RenderError, RoleTarget, instance, pod,
+    GangScheduler, GroupRenderer, Manifest, PreservedFields, RenderError, RoleTarget, RuntimeProfiles,
+    instance, pod,
 };
-use rbg_api::conversion::{Version, convert};
+use rbg_api::conversion::{ApiVersion, convert};
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleInstance, RoleInstanceSet};
 use serde_json::{Value, json};
 
@@ -24,14 +25,19 @@ fn template(image: &str) -> Value {
     json!({ "spec": { "containers": [{ "name": "c", "image": image }] } })
 }
 
-fn workload_with(object: &RoleBasedGroup, profiles: &Profiles, kept: &Kept) -> Result<Manifest, RenderError> {
+fn workload_with(
+    object: &RoleBasedGroup,
+    profiles: &RuntimeProfiles,
+    kept: &PreservedFields,
+) -> Result<Manifest, RenderError> {
     let role = &object.spec.roles[0];
-    let group = Group::new(object, profiles, GangScheduler::default())?;
+    let group = GroupRenderer::new(object, profiles, GangScheduler::default())?;
     group.role(role)?.workload(&RoleTarget::of(role), kept)
 }
 
 fn workload(object: &RoleBasedGroup) -> Result<Value, RenderError> {
-    workload_with(object, &Profiles::new(), &Kept::default()).map(|manifest| Value::Object(manifest.0))
+    workload_with(object, &RuntimeProfiles::new(), &PreservedFields::default())
+        .map(|manifest| Value::Object(manifest.0))
 }
 
 fn at<'a>(value: &'a Value, pointer: &str) -> &'a Value {
@@ -122,14 +128,14 @@ fn a_group_of_v1alpha1_has_that_eras_labels_and_names() {
         ] },
     });
     let object: RoleBasedGroup =
-        serde_json::from_value(convert(&object, Version::V1alpha2).unwrap()).unwrap();
-    let profiles = Profiles::new();
-    let group = Group::new(&object, &profiles, GangScheduler::default()).unwrap();
-    let rendered = |index: usize, kept: &Kept| {
+        serde_json::from_value(convert(&object, ApiVersion::V1alpha2).unwrap()).unwrap();
+    let profiles = RuntimeProfiles::new();
+    let group = GroupRenderer::new(&object, &profiles, GangScheduler::default()).unwrap();
+    let rendered = |index: usize, kept: &PreservedFields| {
         let role = &object.spec.roles[index];
         Value::Object(group.role(role).unwrap().workload(&RoleTarget::of(role), kept).unwrap().0)
     };
-    let router = rendered(0, &Kept::default());
+    let router = rendered(0, &PreservedFields::default());
     let old = "/spec/template/metadata/labels/rolebasedgroup.workloads.x-k8s.io~1role";
     assert_eq!(at(&router, old), "router");
     assert!(at(&router, "/spec/selector/matchLabels/rolebasedgroup.workloads.x-k8s.io~1role").is_null());
@@ -143,17 +149,18 @@ fn a_group_of_v1alpha1_has_that_eras_labels_and_names() {
         names,
         ["RBG_GROUP_NAME", "RBG_ROLE_INDEX", "RBG_ROLE_NAME", "GROUP_NAME", "ROLE_INDEX", "ROLE_NAME"]
     );
-    let adopted = rendered(0, &Kept { legacy: Some(false), ..Kept::default() });
+    let adopted = rendered(0, &PreservedFields { legacy: Some(false), ..PreservedFields::default() });
     assert!(at(&adopted, old).is_null(), "a StatefulSet that does without is not changed");
 
-    let mut store = rendered(1, &Kept::default());
+    let mut store = rendered(1, &PreservedFields::default());
     assert!(!store.to_string().contains("rolebasedgroup.workloads.x-k8s.io/role\""), "not in what is hashed");
     store["metadata"]["uid"] = "s".into();
     let set: RoleInstanceSet = serde_json::from_value(store).unwrap();
     let manifest = instance::unordered(&set, "abcde", "h", "2026-01-01T00:00:00Z").unwrap();
     let instance: RoleInstance = serde_json::from_value(Value::Object(manifest.0)).unwrap();
     let component = &instance.spec.components[0];
-    let pod = Value::Object(pod::pod(&instance, component, 0, "h", &pod::Placement::default()).unwrap().0);
+    let pod =
+        Value::Object(pod::pod(&instance, component, 0, "h", &pod::NodePlacement::default()).unwrap().0);
     assert_eq!(pod["metadata"]["name"], "g-store-abcde");
     assert_eq!(pod["metadata"]["labels"]["rolebasedgroup.workloads.x-k8s.io/name"], "g");
     assert_eq!(pod["metadata"]["labels"]["rolebasedgroup.workloads.x-k8s.io/role"], "store");
@@ -178,8 +185,8 @@ fn runtime_profiles_add_what_is_missing() {
         "initContainers": [{ "name": "init", "image": "t" }],
         "volumes": [{ "name": "v", "emptyDir": {} }],
     });
-    let profiles = Profiles::from([("p".to_owned(), serde_json::from_value(profile).unwrap())]);
-    let rendered = Value::Object(workload_with(&object, &profiles, &Kept::default()).unwrap().0);
+    let profiles = RuntimeProfiles::from([("p".to_owned(), serde_json::from_value(profile).unwrap())]);
+    let rendered = Value::Object(workload_with(&object, &profiles, &PreservedFields::default()).unwrap().0);
     let spec = in_template(&rendered, "/spec");
     assert_eq!(at(spec, "/containers/0/image"), "i", "what the pod has by that name stays");
     assert_eq!(at(spec, "/containers/1/args"), &json!(["--some", "--more"]));

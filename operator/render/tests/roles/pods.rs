@@ -38,9 +38,10 @@ fn components_learn_ports_and_addresses_of_each_other() {
         ] },
     }))
     .unwrap();
-    assert_eq!(ports::keys_of_set(&instance.spec.components[0]).unwrap(), ["leader.grpc"]);
-    assert_eq!(ports::keys_of_instance(&instance).unwrap(), ["g-r-0-worker-0.grpc", "g-r-0-worker-1.grpc"]);
-    let pod = pod::pod(&instance, &instance.spec.components[1], 0, "h", &pod::Placement::default()).unwrap();
+    assert_eq!(ports::role_scoped_keys(&instance.spec.components[0]).unwrap(), ["leader.grpc"]);
+    assert_eq!(ports::pod_scoped_keys(&instance).unwrap(), ["g-r-0-worker-0.grpc", "g-r-0-worker-1.grpc"]);
+    let pod =
+        pod::pod(&instance, &instance.spec.components[1], 0, "h", &pod::NodePlacement::default()).unwrap();
     assert_eq!(pod.name(), "g-r-0-worker-0");
     let variables = &Value::Object(pod.0)["spec"]["containers"][0]["env"];
     let value = |name: &str| {
@@ -58,11 +59,11 @@ fn chosen_ports_are_never_taken_ones() {
     let mut taken = BTreeSet::new();
     for pod in 0..50 {
         let port =
-            ports::choose(30_000..30_050, |port| taken.contains(&port), &format!("pod-{pod}")).unwrap();
+            ports::allocate(30_000..30_050, |port| taken.contains(&port), &format!("pod-{pod}")).unwrap();
         assert!((30_000..30_050).contains(&port) && taken.insert(port));
     }
-    assert_eq!(ports::choose(30_000..30_050, |port| taken.contains(&port), "one more"), None);
-    assert_eq!(ports::choose(5..5, |_| false, "none"), None);
+    assert_eq!(ports::allocate(30_000..30_050, |port| taken.contains(&port), "one more"), None);
+    assert_eq!(ports::allocate(5..5, |_| false, "none"), None);
 }
 
 #[test]
@@ -76,12 +77,15 @@ fn pods_go_where_their_predecessors_were() {
     let set: RoleInstanceSet = serde_json::from_value(set).unwrap();
     let manifest = instance::ordered(&set, 3, "g-r-h").unwrap();
     let instance: RoleInstance = serde_json::from_value(Value::Object(manifest.0)).unwrap();
-    let placed = |placement: &pod::Placement| {
+    let placed = |placement: &pod::NodePlacement| {
         let pod = pod::pod(&instance, &instance.spec.components[0], 0, "h", placement).unwrap();
         Value::Object(pod.0)
     };
-    let placement =
-        |required| pod::Placement { nodes: vec!["n1".into()], required, avoid: vec!["bad".into()] };
+    let placement = |required| pod::NodePlacement {
+        nodes: vec!["n1".into()],
+        required,
+        avoided_labels: vec!["bad".into()],
+    };
     let required = placed(&placement(true));
     let terms = at(
         &required,
@@ -94,5 +98,5 @@ fn pods_go_where_their_predecessors_were() {
     let weight = "/spec/affinity/nodeAffinity/preferredDuringSchedulingIgnoredDuringExecution/0/weight";
     assert_eq!(at(&preferred, weight), 100);
     assert_eq!(at(&required, "/metadata/labels/rbg.workloads.x-k8s.io~1role-instance-index"), "3");
-    assert!(placed(&pod::Placement::default())["spec"].get("affinity").is_none());
+    assert!(placed(&pod::NodePlacement::default())["spec"].get("affinity").is_none());
 }

@@ -8,12 +8,12 @@ fn policy(strategy: &Value) -> CoordinatedPolicySpec {
     serde_json::from_value(json!({ "policies": [rule] })).unwrap()
 }
 
-fn role(name: &'static str, desired: i32, live: Option<LiveFacts>) -> RoleFacts<'static> {
-    RoleFacts { name, desired, held_back: 0, live }
+fn role(name: &'static str, desired: i32, live: Option<ObservedWorkload>) -> ObservedRole<'static> {
+    ObservedRole { name, desired, partitioned: 0, live }
 }
 
-fn live(asked: i32, update: Update) -> Option<LiveFacts> {
-    Some(LiveFacts { asked, scheduled: asked, ready: asked, partition: 0, update })
+fn live(asked: i32, update: RoleUpdateState) -> Option<ObservedWorkload> {
+    Some(ObservedWorkload { requested: asked, scheduled: asked, ready: asked, partition: 0, update })
 }
 
 fn skew() -> impl Strategy<Value = Value> {
@@ -46,7 +46,7 @@ proptest! {
         let mut done = vec![0; goals.len()];
         for at in order.into_iter().chain((0..200).map(|round| round % 3)) {
             let roles: Vec<_> = (0..goals.len()).map(|at| {
-                let facts = LiveFacts { asked: asked[at], scheduled: done[at], ready: done[at], partition: 0, update: Update::Done };
+                let facts = ObservedWorkload { requested: asked[at], scheduled: done[at], ready: done[at], partition: 0, update: RoleUpdateState::Done };
                 role(NAMES[at], goals[at], Some(facts))
             }).collect();
             let bounds = bounds(Some(&policy), &roles);
@@ -78,9 +78,9 @@ proptest! {
         let mut done = vec![0; goals.len()];
         for at in order.into_iter().chain((0..200).map(|round| round % 3)) {
             let roles: Vec<_> = (0..goals.len()).map(|at| {
-                let update = if partitions[at].is_some() { Update::Going(done[at]) } else { Update::Unwritten };
+                let update = if partitions[at].is_some() { RoleUpdateState::InProgress(done[at]) } else { RoleUpdateState::NotApplied };
                 let partition = partitions[at].unwrap_or(0);
-                let facts = LiveFacts { partition, ..live(goals[at], update).unwrap() };
+                let facts = ObservedWorkload { partition, ..live(goals[at], update).unwrap() };
                 role(NAMES[at], goals[at], Some(facts))
             }).collect();
             let bounds = bounds(Some(&policy), &roles);
@@ -104,27 +104,31 @@ proptest! {
 #[test]
 fn the_slowest_role_goes_first_and_of_equals_the_largest() {
     let policy = policy(&json!({ "rollingUpdate": { "maxSkew": "1%" } }));
-    let allowed = |a: Update, b: Update| {
-        let partition = |update, told| if update == Update::Unwritten { 0 } else { told };
+    let allowed = |a: RoleUpdateState, b: RoleUpdateState| {
+        let partition = |update, told| if update == RoleUpdateState::NotApplied { 0 } else { told };
         let facts = |desired, update, told| {
-            Some(LiveFacts { partition: partition(update, told), ..live(desired, update).unwrap() })
+            Some(ObservedWorkload { partition: partition(update, told), ..live(desired, update).unwrap() })
         };
         let bounds = bounds(Some(&policy), &[role("a", 7, facts(7, a, 7)), role("b", 3, facts(3, b, 3))]);
         (7 - bounds["a"].partition.unwrap(), 3 - bounds["b"].partition.unwrap())
     };
-    assert_eq!(allowed(Update::Unwritten, Update::Unwritten), (1, 0));
-    assert_eq!(allowed(Update::Going(1), Update::Going(0)), (1, 1));
-    assert_eq!(allowed(Update::Going(1), Update::Going(1)), (2, 1));
-    assert_eq!(allowed(Update::Going(3), Update::Going(1)), (3, 2));
-    assert_eq!(allowed(Update::Going(7), Update::Done), (7, 3), "all is done");
-    assert_eq!(allowed(Update::Going(2), Update::Done), (7, 3), "nobody is left to wait for");
+    assert_eq!(allowed(RoleUpdateState::NotApplied, RoleUpdateState::NotApplied), (1, 0));
+    assert_eq!(allowed(RoleUpdateState::InProgress(1), RoleUpdateState::InProgress(0)), (1, 1));
+    assert_eq!(allowed(RoleUpdateState::InProgress(1), RoleUpdateState::InProgress(1)), (2, 1));
+    assert_eq!(allowed(RoleUpdateState::InProgress(3), RoleUpdateState::InProgress(1)), (3, 2));
+    assert_eq!(allowed(RoleUpdateState::InProgress(7), RoleUpdateState::Done), (7, 3), "all is done");
+    assert_eq!(
+        allowed(RoleUpdateState::InProgress(2), RoleUpdateState::Done),
+        (7, 3),
+        "nobody is left to wait for"
+    );
 }
 
 #[test]
 fn nothing_moves_before_a_workload_has_answered() {
     let policy = policy(&json!({ "rollingUpdate": { "maxSkew": 2 } }));
-    let told = LiveFacts { partition: 3, ..live(4, Update::Unseen).unwrap() };
-    let roles = [role("a", 4, Some(told)), role("b", 4, live(4, Update::Unwritten))];
+    let told = ObservedWorkload { partition: 3, ..live(4, RoleUpdateState::NotObserved).unwrap() };
+    let roles = [role("a", 4, Some(told)), role("b", 4, live(4, RoleUpdateState::NotApplied))];
     let bounds = bounds(Some(&policy), &roles);
     assert_eq!((bounds["a"].partition, bounds["b"].partition), (Some(3), Some(4)));
 }
@@ -139,15 +143,15 @@ fn of_several_rules_the_most_careful_one_holds() {
     let policy = serde_json::from_value(json!({ "policies": rules })).unwrap();
     let bounds = bounds(Some(&policy), &[role("a", 10, None), role("b", 2, None)]);
     let (a, b) = (&bounds["a"], &bounds["b"]);
-    assert_eq!((a.partition, a.held_back), (Some(9), 9), "one is left to update");
+    assert_eq!((a.partition, a.partitioned), (Some(9), 9), "one is left to update");
     assert_eq!(a.max_unavailable, Some(IntOrPercent::Int(2)));
-    assert_eq!(b, &Bounds { replicas: 2, partition: None, held_back: 0, max_unavailable: None });
+    assert_eq!(b, &RolloutBounds { replicas: 2, partition: None, partitioned: 0, max_unavailable: None });
 }
 
 #[test]
 fn less_is_done_at_once() {
     let policy = policy(&json!({ "scaling": { "maxSkew": "10%", "progression": "OrderReady" } }));
-    let roles = [role("a", 2, live(8, Update::Done)), role("b", 0, live(8, Update::Done))];
+    let roles = [role("a", 2, live(8, RoleUpdateState::Done)), role("b", 0, live(8, RoleUpdateState::Done))];
     let bounds = bounds(Some(&policy), &roles);
     assert_eq!((bounds["a"].replicas, bounds["b"].replicas), (2, 0));
 }

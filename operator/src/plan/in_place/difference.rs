@@ -54,7 +54,7 @@ pub(super) fn with_pending(
 }
 
 /// Labels or annotations that a template has, and null for those that it no longer has.
-pub(super) fn texts(old: &PodTemplate, new: &PodTemplate, member: &str) -> Map<String, Value> {
+pub(super) fn metadata_patch(old: &PodTemplate, new: &PodTemplate, member: &str) -> Map<String, Value> {
     let of = |template: &PodTemplate| {
         let texts = template.0.get("metadata").and_then(|metadata| metadata.get(member));
         texts.and_then(Value::as_object).cloned().unwrap_or_default()

@@ -16,7 +16,7 @@ pub(in crate::plan) const STATE: &str = "rbg.workloads.x-k8s.io/inplace-update-s
 pub(crate) const GRACE: &str = "rbg.workloads.x-k8s.io/inplace-update-grace";
 
 /// RFC 3339 without a fraction, as Kubernetes has it.
-pub(super) fn seconds(now: Timestamp) -> String {
+pub(super) fn rfc3339_seconds(now: Timestamp) -> String {
     Timestamp::from_second(now.as_second()).unwrap_or(now).to_string()
 }
 
@@ -35,7 +35,7 @@ pub(in crate::plan) fn begun_at(pod: &Pod) -> Option<Timestamp> {
 }
 
 /// Whether the pod's new images wait.
-pub(in crate::plan) fn has_waiting_images(pod: &Pod) -> bool {
+pub(in crate::plan) fn has_pending_images(pod: &Pod) -> bool {
     pod.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(GRACE))
 }
 
@@ -63,11 +63,11 @@ pub(in crate::plan) fn state_with(pod: &Pod, hooks: Value) -> String {
 }
 
 /// Whether a pod is on its way to the revision: not begun, waiting, or its new images do not run yet.
-pub(in crate::plan) fn is_updating(pod: &Pod, revision: &revisions::Found) -> bool {
+pub(in crate::plan) fn is_updating(pod: &Pod, revision: &revisions::RevisionRef) -> bool {
     if pod_label(pod, keys::CONTROLLER_REVISION_HASH) != Some(revision.hash.as_str()) {
         return true;
     }
-    if has_waiting_images(pod) {
+    if has_pending_images(pod) {
         return true;
     }
     let Some(state) = annotation(pod, STATE) else { return false };
@@ -77,7 +77,7 @@ pub(in crate::plan) fn is_updating(pod: &Pod, revision: &revisions::Found) -> bo
 }
 
 /// Restarts of a container that are no crashes.
-pub(in crate::plan) fn explained_restarts(pod: &Pod, container: &str) -> i32 {
+pub(in crate::plan) fn expected_restarts(pod: &Pod, container: &str) -> i32 {
     let Some(state) = annotation(pod, STATE) else { return 0 };
     let before = &state["lastContainerStatuses"][container];
     let restarts = before["restartCount"].as_i64().and_then(|count| i32::try_from(count).ok());
@@ -116,7 +116,7 @@ pub(crate) fn is_same_image(wanted: &str, running: &str) -> bool {
 pub(super) fn state(
     pod: &Pod,
     images: &Map<String, Value>,
-    revision: &revisions::Found,
+    revision: &revisions::RevisionRef,
     now: Timestamp,
 ) -> Value {
     let own = statuses(pod).iter().filter(|status| images.contains_key(&status.name));
@@ -126,7 +126,7 @@ pub(super) fn state(
     });
     json!({
         "revision": revision.name,
-        "updateTimestamp": seconds(now),
+        "updateTimestamp": rfc3339_seconds(now),
         "lastContainerStatuses": before.collect::<Map<String, Value>>(),
     })
 }
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_new_tag_of_the_same_image_is_an_update_that_ends() {
-        let revision = revisions::Found { name: "i-h".to_owned(), hash: "h".to_owned() };
+        let revision = revisions::RevisionRef { name: "i-h".to_owned(), hash: "h".to_owned() };
         let state = r#"{"revision":"i-h","updateTimestamp":"2026-01-01T00:01:00Z","lastContainerStatuses":{"c":{"imageID":"sha256:1","restartCount":3}}}"#;
         let updating = |image: &str, restarts: i32, started: &str| {
             let pod = json!({

@@ -9,7 +9,7 @@ fn container(name: &str, state: &Value, image_id: &str) -> ContainerStatus {
 }
 
 #[test]
-fn a_container_for_an_image_has_done_its_work_when_the_image_is_there() {
+fn pull_container_is_done_once_its_image_is_present() {
     let waiting = |reason: &str| json!({ "waiting": { "reason": reason } });
     let ended = |reason: &str, code: i32| json!({ "terminated": { "reason": reason, "exitCode": code } });
     let preload = |state: Value, id: &str| outcome(&container("image-preload-0", &state, id));
@@ -79,7 +79,7 @@ proptest! {
         let input = WarmupInput { warmup: &warmup, pods: &pods, nodes: &nodes, group: None, now };
         let plan = super::warmup(input).unwrap();
         let made: Vec<&str> = plan.steps.iter().filter_map(|step| match &step.action {
-            Action::Create(manifest) => manifest.label(keys::WARMUP_NODE),
+            WriteAction::Create(manifest) => manifest.label(keys::WARMUP_NODE),
             _ => None,
         }).collect();
         let active = pods.iter().filter(|pod| !has_ended(pod)).count();
@@ -94,7 +94,7 @@ proptest! {
         }
         prop_assert!(made.is_empty() || !paused && !matches!(phase, "Completed" | "Failed"));
         for step in &plan.steps {
-            let Action::Patch { status: true, body, .. } = &step.action else { continue };
+            let WriteAction::Patch { status: true, body, .. } = &step.action else { continue };
             let count = |name: &str| body["status"][name].as_i64().unwrap();
             prop_assert_eq!(count("desired"), 4);
             prop_assert!(count("active") + count("succeeded") + count("failed") <= 4);

@@ -1,14 +1,17 @@
 //! smg's (the SGLang model gateway's) `cache_aware`, as it works without KV events.
 
-mod routed;
+mod routed_prefixes;
 
 use std::collections::BTreeMap;
 
-use self::routed::{EngineId, Keep, RoutedPrefixes};
+use self::routed_prefixes::{EngineNameHash, RoutedPrefixes, TrimTarget};
 use super::name_hash::name_hash;
-use super::{Input, Policy, PolicyName, Verdict, conclude, least_loaded_decode, open_entries, requests};
-use crate::cluster::InstanceIx;
-use crate::decision::{Candidate, Decision, Refusal, Term};
+use super::{
+    Policy, PolicyInput, PolicyName, PolicyVerdict, active_requests, available_prefills, build_decision,
+    least_loaded_decode,
+};
+use crate::decision::{CandidateEngine, CostTerm, RoutingDecision, ScheduleRejection};
+use crate::fleet::InstanceIndex;
 use crate::request::Seconds;
 
 /// Requests in flight by which the busiest engine must exceed the idlest before affinity is given up (smg's
@@ -35,21 +38,21 @@ const MAX_PAGES: usize = 1 << 20;
 /// smg counts a request on its prefill until the answer has ended, so that long answers hide how busy prefills are. Here it counts
 /// until the first token, which is kinder to it.
 #[derive(Debug, Default)]
-pub(super) struct CacheAware {
+pub(super) struct CacheAwarePolicy {
     routed: RoutedPrefixes,
     /// Requests ever sent to an engine: breaks ties.
-    processed: BTreeMap<EngineId, u64>,
+    processed: BTreeMap<EngineNameHash, u64>,
     trimmed_at: Seconds,
 }
 
-impl Policy for CacheAware {
+impl Policy for CacheAwarePolicy {
     fn name(&self) -> PolicyName {
         PolicyName::CacheAware
     }
 
-    fn decide(&mut self, input: &Input<'_>) -> Result<Verdict, Refusal> {
-        let open = open_entries(input)?;
-        let in_flight = |ix| requests(input, ix);
+    fn decide(&mut self, input: &PolicyInput<'_>) -> Result<PolicyVerdict, ScheduleRejection> {
+        let open = available_prefills(input)?;
+        let in_flight = |ix| active_requests(input, ix);
         let (entry, reason) = if out_of_balance(open.iter().map(|&ix| in_flight(ix))) {
             (self.fewest_requests(input, &open), "out of balance: fewest requests")
         } else {
@@ -65,67 +68,67 @@ impl Policy for CacheAware {
                 _ => (self.fewest_requests(input, &open), "unknown prompt: fewest requests"),
             }
         };
-        let Some(entry) = entry else { return Err(Refusal::UnknownModel) };
+        let Some(entry) = entry else { return Err(ScheduleRejection::UnknownModel) };
         let candidates = open
             .into_iter()
-            .map(|instance| Candidate {
+            .map(|instance| CandidateEngine {
                 instance,
                 cost: f64::from(in_flight(instance)),
-                leading_term: Term::Backlog,
+                leading_term: CostTerm::Backlog,
             })
             .collect();
         let decode = least_loaded_decode(input, entry);
-        Ok(conclude(input, self.name(), reason, entry, decode, candidates))
+        Ok(build_decision(input, self.name(), reason, entry, decode, candidates))
     }
 
-    fn sent(&mut self, input: &Input<'_>, decision: &Decision) {
-        let Some(engine) = engine_id(input, decision.route.entry()) else { return };
+    fn on_sent(&mut self, input: &PolicyInput<'_>, decision: &RoutingDecision) {
+        let Some(engine) = engine_id(input, decision.route.prefill_instance()) else { return };
         *self.processed.entry(engine).or_default() += 1;
         self.routed.insert(&input.prediction.pages, input.prediction.page_tokens, engine);
         self.trim(input);
     }
 }
 
-impl CacheAware {
+impl CacheAwarePolicy {
     /// The engine that was sent the longest part of the prompt, and that part's share.
-    fn longest_share(&self, input: &Input<'_>) -> Option<(EngineId, f64)> {
+    fn longest_share(&self, input: &PolicyInput<'_>) -> Option<(EngineNameHash, f64)> {
         let (engine, pages) = self.routed.longest(&input.prediction.pages)?;
         let tokens = pages as f64 * f64::from(input.prediction.page_tokens);
         Some((engine, tokens / f64::from(input.request.input_tokens.max(1))))
     }
 
     /// Fewest requests in flight, then fewest ever, then the first.
-    fn fewest_requests(&self, input: &Input<'_>, open: &[InstanceIx]) -> Option<InstanceIx> {
+    fn fewest_requests(&self, input: &PolicyInput<'_>, open: &[InstanceIndex]) -> Option<InstanceIndex> {
         let processed = |ix| engine_id(input, ix).and_then(|id| self.processed.get(&id)).copied();
-        open.iter().copied().min_by_key(|&ix| (requests(input, ix), processed(ix).unwrap_or(0), ix))
+        open.iter().copied().min_by_key(|&ix| (active_requests(input, ix), processed(ix).unwrap_or(0), ix))
     }
 
     /// Keeps the picture within its bounds, and to engines of the fleet.
-    fn trim(&mut self, input: &Input<'_>) {
+    fn trim(&mut self, input: &PolicyInput<'_>) {
         let due = input.now - self.trimmed_at >= TRIM_INTERVAL;
-        let full = self.routed.visits() > MAX_PAGES;
+        let full = self.routed.record_count() > MAX_PAGES;
         if !due && !full {
             return;
         }
         self.trimmed_at = input.now;
-        let fleet: Vec<EngineId> =
+        let fleet: Vec<EngineNameHash> =
             input.cluster.instances().iter().map(|instance| name_hash(&instance.name, 0)).collect();
         self.processed.retain(|engine, _| fleet.contains(engine));
         // Half of what fits, so that this is not done again for a while.
         let fair_share = MAX_PAGES / 2 / fleet.len().max(1);
         for engine in self.routed.engines().collect::<Vec<_>>() {
             if !fleet.contains(&engine) {
-                self.routed.trim(engine, Keep::Nothing);
+                self.routed.trim(engine, TrimTarget::Zero);
             } else if full {
-                self.routed.trim(engine, Keep::Pages(fair_share));
+                self.routed.trim(engine, TrimTarget::Pages(fair_share));
             } else {
-                self.routed.trim(engine, Keep::Tokens(MAX_TOKENS_PER_ENGINE));
+                self.routed.trim(engine, TrimTarget::Tokens(MAX_TOKENS_PER_ENGINE));
             }
         }
     }
 }
 
-fn engine_id(input: &Input<'_>, ix: InstanceIx) -> Option<EngineId> {
+fn engine_id(input: &PolicyInput<'_>, ix: InstanceIndex) -> Option<EngineNameHash> {
     input.cluster.get(ix).map(|instance| name_hash(&instance.name, 0))
 }
 

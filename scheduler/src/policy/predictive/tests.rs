@@ -5,65 +5,69 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
-use crate::cache_rules::{CacheRules, Prefetch};
-use crate::cluster::{Cluster, Instance, ModelIx, PairingDomain, Place};
-use crate::prediction::{Prediction, TierHits};
-use crate::request::Request;
-use crate::scheduler::{Ask, Event, Scheduler, Ticket};
-use crate::service::ServiceModel;
-use crate::settings::TtftTarget;
+use crate::cache_params::{EngineCacheParams, PrefetchBehavior};
+use crate::fleet::{LocationIds, ModelIndex, PairingDomain, SchedulableFleet, SchedulableInstance};
+use crate::options::TtftTarget;
+use crate::prediction::{CacheHitPrediction, TierHits};
+use crate::prefill_time::PrefillTimeModel;
+use crate::request::RequestProfile;
+use crate::scheduler::{AttemptId, ScheduleRequest, Scheduler, SchedulerEvent};
 
 /// A millisecond per token, whatever is cached; 10,000 tokens per second from the store.
-fn fleet(prefills: usize, prefetch: Prefetch) -> Arc<Cluster> {
-    let cache = CacheRules {
+fn fleet(prefills: usize, prefetch: PrefetchBehavior) -> Arc<SchedulableFleet> {
+    let cache = EngineCacheParams {
         prefetch,
         kv_bytes_per_token: 1.0,
         l3_bytes_per_s: 10_000.0,
         l2_bytes_per_s: 1e9,
-        ..CacheRules::default()
+        ..EngineCacheParams::default()
     };
-    let engine = |name: String, role| Instance {
+    let engine = |name: String, role| SchedulableInstance {
         name: name.into(),
         role,
-        models: vec![ModelIx(0)],
+        models: vec![ModelIndex(0)],
         domain: PairingDomain(0),
         dp_size: 1,
-        place: Place::default(),
+        place: LocationIds::default(),
         cache: cache.clone(),
     };
-    let prefills = (0..prefills).map(|n| engine(format!("p{n}"), Role::Prefill));
-    Arc::new(Cluster::new(prefills.chain([engine("d".to_owned(), Role::Decode)]).collect()))
+    let prefills = (0..prefills).map(|n| engine(format!("p{n}"), InstanceRole::Prefill));
+    Arc::new(SchedulableFleet::new(prefills.chain([engine("d".to_owned(), InstanceRole::Decode)]).collect()))
 }
 
-fn settings() -> Settings {
-    Settings {
-        service_prior: ServiceModel { c0: 0.0, a: 0.001, b: 0.0, speed: 1.0 },
+fn settings() -> SchedulerOptions {
+    SchedulerOptions {
+        service_prior: PrefillTimeModel { c0: 0.0, a: 0.001, b: 0.0, speed: 1.0 },
         handover_prior_s_per_token: 0.0,
         slack: 0.1,
         duplicate_price: 0.4,
-        ..Settings::default()
+        ..SchedulerOptions::default()
     }
 }
 
-struct World {
+struct TestScheduler {
     scheduler: Scheduler,
     prefills: usize,
     next: u64,
 }
 
-fn world_of(prefills: usize, prefetch: Prefetch, settings: Settings) -> World {
+fn test_scheduler_with(
+    prefills: usize,
+    prefetch: PrefetchBehavior,
+    settings: SchedulerOptions,
+) -> TestScheduler {
     let mut scheduler = Scheduler::new(PolicyName::Predictive.build(&settings), settings);
     scheduler.set_cluster(0.0, fleet(prefills, prefetch));
-    World { scheduler, prefills, next: 0 }
+    TestScheduler { scheduler, prefills, next: 0 }
 }
 
-fn world(prefills: usize) -> World {
-    world_of(prefills, Prefetch::WaitComplete, settings())
+fn test_scheduler(prefills: usize) -> TestScheduler {
+    test_scheduler_with(prefills, PrefetchBehavior::WaitComplete, settings())
 }
 
-fn request(input_tokens: u32) -> Request {
-    Request {
-        model: ModelIx(0),
+fn request(input_tokens: u32) -> RequestProfile {
+    RequestProfile {
+        model: ModelIndex(0),
         input_tokens,
         output_tokens: 1,
         sequences: 1,
@@ -74,13 +78,17 @@ fn request(input_tokens: u32) -> Request {
     }
 }
 
-impl World {
-    fn submit_request(&mut self, now: f64, request: Request, hits: &[(usize, TierHits)]) -> u64 {
+impl TestScheduler {
+    fn submit_request(&mut self, now: f64, request: RequestProfile, hits: &[(usize, TierHits)]) -> u64 {
         let mut per_instance = vec![TierHits::default(); self.prefills + 1];
         hits.iter().for_each(|&(engine, hits)| per_instance[engine] = hits);
-        let prediction = Prediction { per_instance, ..Prediction::default() };
+        let prediction = CacheHitPrediction { per_instance, ..CacheHitPrediction::default() };
         self.next += 1;
-        self.scheduler.submit(now, Ticket(self.next), Ask { request, prediction, barred: Vec::new() });
+        self.scheduler.submit(
+            now,
+            AttemptId(self.next),
+            ScheduleRequest { request, prediction, excluded: Vec::new() },
+        );
         self.next
     }
 
@@ -88,7 +96,7 @@ impl World {
         self.submit_request(now, request(tokens), hits)
     }
 
-    fn poll(&mut self, now: f64) -> Vec<Event> {
+    fn poll(&mut self, now: f64) -> Vec<SchedulerEvent> {
         let mut events = Vec::new();
         self.scheduler.poll(now, 1, &mut events);
         events
@@ -97,8 +105,10 @@ impl World {
     /// Ticket and engine of what is sent now; nothing may be refused.
     fn sent(&mut self, now: f64) -> Vec<(u64, usize)> {
         let sent = |event| match event {
-            Event::Send { ticket, decision } => (ticket.0, decision.route.entry().at()),
-            Event::Refuse { refusal, .. } => panic!("refused: {refusal}"),
+            SchedulerEvent::Send { attempt: ticket, decision } => {
+                (ticket.0, decision.route.prefill_instance().as_usize())
+            }
+            SchedulerEvent::Reject { rejection: refusal, .. } => panic!("refused: {refusal}"),
         };
         self.poll(now).into_iter().map(sent).collect()
     }
@@ -113,20 +123,20 @@ fn stored(tokens: u32) -> TierHits {
 }
 
 #[test]
-fn a_request_waits_for_the_engine_that_has_its_pages_if_that_is_sooner() {
-    let mut world = world(2);
+fn request_waits_for_the_cached_engine_if_that_is_sooner() {
+    let mut world = test_scheduler(2);
     let first = world.submit(0.0, 2_000, &[(0, own(1_000))]);
     assert_eq!(world.sent(0.0), [(first, 0)]);
     // Engine 0 is free in a second, and then has 9 of 10 seconds' work.
     let second = world.submit(0.0, 10_000, &[(0, own(9_000))]);
     assert_eq!(world.sent(0.0), []);
-    assert!((world.scheduler.wake_at().unwrap() - 0.9).abs() < 1e-9);
+    assert!((world.scheduler.next_poll_at().unwrap() - 0.9).abs() < 1e-9);
     assert_eq!(world.sent(0.9), [(second, 0)]);
 }
 
 #[test]
 fn it_does_not_wait_if_computing_elsewhere_is_sooner() {
-    let mut world = world(2);
+    let mut world = test_scheduler(2);
     let first = world.submit(0.0, 20_000, &[(0, own(1_000))]);
     assert_eq!(world.sent(0.0), [(first, 0)]);
     let second = world.submit(0.0, 10_000, &[(0, own(9_000))]);
@@ -135,7 +145,7 @@ fn it_does_not_wait_if_computing_elsewhere_is_sooner() {
 
 #[test]
 fn a_copy_must_be_worth_its_price() {
-    let mut world = world(2);
+    let mut world = test_scheduler(2);
     let first = world.submit(0.0, 2_000, &[(0, own(1))]);
     assert_eq!(world.sent(0.0), [(first, 0)]);
     // Elsewhere it would be done after 3 s instead of 3.5 s, but with 1.5 s of computation repeated.
@@ -146,7 +156,7 @@ fn a_copy_must_be_worth_its_price() {
 
 #[test]
 fn only_one_request_is_planned_for_an_engine_at_a_time() {
-    let mut world = world(2);
+    let mut world = test_scheduler(2);
     let first = world.submit(0.0, 1_000, &[(0, own(1))]);
     assert_eq!(world.sent(0.0), [(first, 0)]);
     // Both are sooner done behind the first. Only one of them can be.
@@ -159,7 +169,7 @@ fn only_one_request_is_planned_for_an_engine_at_a_time() {
 #[test]
 #[cfg_attr(miri, ignore = "thousands of decisions take minutes")]
 fn the_shortest_goes_first_and_the_longest_is_not_forgotten() {
-    let mut world = world(1);
+    let mut world = test_scheduler(1);
     world.submit(0.0, 1_000, &[]);
     assert_eq!(world.sent(0.0).len(), 1);
     let long = world.submit(0.0, 20_000, &[]);
@@ -170,7 +180,7 @@ fn the_shortest_goes_first_and_the_longest_is_not_forgotten() {
         // There is always a shorter one.
         world.submit(now, 1_000, &[]);
         now += 1.0;
-        world.scheduler.ended(now, Ticket(last));
+        world.scheduler.ended(now, AttemptId(last));
         let sent = world.sent(now);
         if let Some(&(ticket, _)) = sent.first() {
             last = ticket;
@@ -185,7 +195,7 @@ fn the_shortest_goes_first_and_the_longest_is_not_forgotten() {
 
 #[test]
 fn pages_are_fetched_while_the_engine_is_busy() {
-    let mut world = world(1);
+    let mut world = test_scheduler(1);
     world.submit(0.0, 10_000, &[]);
     world.sent(0.0);
     // Five seconds to fetch.
@@ -197,7 +207,7 @@ fn pages_are_fetched_while_the_engine_is_busy() {
 /// How long before the engine is free for it a prompt is sent, of which 50,000 tokens are read from a store that takes `slowness` times
 /// as long as the rules say, after some that showed it.
 fn lead_after_learning(slowness: f64) -> f64 {
-    let mut world = world(1);
+    let mut world = test_scheduler(1);
     let (mut now, mut lead) = (0.0, 0.0);
     for round in 0..60 {
         // An engine that is idle shows most.
@@ -210,14 +220,14 @@ fn lead_after_learning(slowness: f64) -> f64 {
             if !world.sent(now).is_empty() {
                 break now;
             }
-            now = world.scheduler.wake_at().unwrap();
+            now = world.scheduler.next_poll_at().unwrap();
         };
         lead = free - sent;
-        world.scheduler.first_token(free, Ticket(first), Some(0));
-        world.scheduler.ended(free, Ticket(first));
+        world.scheduler.first_token(free, AttemptId(first), Some(0));
+        world.scheduler.ended(free, AttemptId(first));
         now = free.max(sent + 5.0 * slowness) + 1.0;
-        world.scheduler.first_token(now, Ticket(second), Some(50_000));
-        world.scheduler.ended(now, Ticket(second));
+        world.scheduler.first_token(now, AttemptId(second), Some(50_000));
+        world.scheduler.ended(now, AttemptId(second));
     }
     lead
 }
@@ -233,7 +243,7 @@ fn how_long_fetching_takes_is_learned() {
 
 #[test]
 fn an_engine_that_waits_for_pages_computes_what_needs_none() {
-    let mut world = world(1);
+    let mut world = test_scheduler(1);
     let slow = world.submit(0.0, 51_000, &[(0, stored(50_000))]);
     assert_eq!(world.sent(0.0), [(slow, 0)]);
     // The pages are there after 5 s, so 19 s more of this one would be too much.
@@ -242,15 +252,16 @@ fn an_engine_that_waits_for_pages_computes_what_needs_none() {
     let short = world.submit(0.2, 4_000, &[]);
     assert_eq!(world.sent(0.2), [(short, 0)]);
     for (at, ticket) in [(4.2, short), (6.0, slow)] {
-        world.scheduler.first_token(at, Ticket(ticket), None);
+        world.scheduler.first_token(at, AttemptId(ticket), None);
     }
     assert_eq!(world.sent(6.0), [(long, 0)]);
 }
 
 #[test]
 fn best_effort_prefers_the_busy_engine_that_has_time_to_fetch() {
-    for (prefetch, engine) in [(Prefetch::BestEffort, 0), (Prefetch::WaitComplete, 1)] {
-        let mut world = world_of(2, prefetch, Settings { duplicate_price: 0.0, ..settings() });
+    for (prefetch, engine) in [(PrefetchBehavior::BestEffort, 0), (PrefetchBehavior::WaitComplete, 1)] {
+        let mut world =
+            test_scheduler_with(2, prefetch, SchedulerOptions { duplicate_price: 0.0, ..settings() });
         world.submit(0.0, 3_000, &[(0, own(1))]);
         world.sent(0.0);
         let second = world.submit(0.0, 21_000, &[(0, stored(20_000)), (1, stored(20_000))]);
@@ -262,28 +273,28 @@ fn best_effort_prefers_the_busy_engine_that_has_time_to_fetch() {
 
 #[test]
 fn priority_shortens() {
-    let mut world = world(1);
+    let mut world = test_scheduler(1);
     world.submit(0.0, 1_000, &[]);
     world.sent(0.0);
     world.submit(0.0, 3_000, &[]);
-    let urgent = world.submit_request(0.0, Request { priority: 1, ..request(5_000) }, &[]);
-    world.scheduler.ended(1.0, Ticket(1));
+    let urgent = world.submit_request(0.0, RequestProfile { priority: 1, ..request(5_000) }, &[]);
+    world.scheduler.ended(1.0, AttemptId(1));
     assert_eq!(world.sent(1.0), [(urgent, 0)]);
 }
 
 #[test]
 fn a_flood_of_one_tenant_does_not_shut_out_another() {
-    let mut world = world(1);
-    let of = |tenant, tokens| Request { tenant: Some(tenant), ..request(tokens) };
+    let mut world = test_scheduler(1);
+    let of = |tenant, tokens| RequestProfile { tenant: Some(tenant), ..request(tokens) };
     world.submit_request(0.0, of(2, 100), &[]);
     assert_eq!(world.sent(0.0).len(), 1);
-    world.scheduler.ended(0.1, Ticket(1));
+    world.scheduler.ended(0.1, AttemptId(1));
     let mut now = 0.1;
     for _ in 0..50 {
         let ticket = world.submit_request(now, of(1, 1_000), &[]);
         assert_eq!(world.sent(now).len(), 1);
         now += 1.0;
-        world.scheduler.ended(now, Ticket(ticket));
+        world.scheduler.ended(now, AttemptId(ticket));
     }
     // Longer, but of a tenant that has used little.
     world.submit_request(now, of(1, 1_000), &[]);
@@ -295,11 +306,13 @@ fn a_flood_of_one_tenant_does_not_shut_out_another() {
 
 #[test]
 fn the_decision_tells_what_every_engine_would_have_cost() {
-    let mut world = world(3);
+    let mut world = test_scheduler(3);
     world.submit(0.0, 10_000, &[(1, own(9_000)), (2, stored(5_000))]);
-    let Some(Event::Send { decision, .. }) = world.poll(0.0).into_iter().next() else { panic!("not sent") };
-    let Decision { explanation, predicted_ttft, route, .. } = decision;
-    assert_eq!(route.entry(), InstanceIx(1));
+    let Some(SchedulerEvent::Send { decision, .. }) = world.poll(0.0).into_iter().next() else {
+        panic!("not sent")
+    };
+    let RoutingDecision { explanation, predicted_ttft, route, .. } = decision;
+    assert_eq!(route.prefill_instance(), InstanceIndex(1));
     let terms = &explanation.terms;
     assert_eq!(explanation.candidates.len(), 3);
     assert!(explanation.candidates.iter().zip(terms).all(|(c, t)| (c.cost - t.cost()).abs() < 1e-9));
@@ -313,7 +326,7 @@ proptest! {
     /// A prompt is sent when its pages can be fetched just before the engine is free for it; without pages to fetch, when the engine is.
     #[test]
     fn a_fetch_and_only_a_fetch_is_begun_early(busy in 1_u32..60_000, pages in 0_u32..80_000, own_tokens in 0_u32..20_000) {
-        let mut world = world(1);
+        let mut world = test_scheduler(1);
         let first = world.submit(0.0, busy, &[]);
         prop_assert_eq!(world.sent(0.0), [(first, 0)]);
         let hits = TierHits { l3_tokens: pages, ..own(own_tokens) };
@@ -334,7 +347,7 @@ proptest! {
         cold_factor in 1.0_f64..4.0,
     ) {
         let target = TtftTarget { base: 2.0, cold_factor };
-        let mut world = world_of(2, Prefetch::WaitComplete, Settings { ttft_target: Some(target), ..settings() });
+        let mut world = test_scheduler_with(2, PrefetchBehavior::WaitComplete, SchedulerOptions { ttft_target: Some(target), ..settings() });
         // By engine: when it is done with what it has.
         let mut free_at = [0.0_f64; 2];
         let mut running: Vec<(f64, u64)> = Vec::new();
@@ -344,8 +357,8 @@ proptest! {
             now += gap;
             running.retain(|&(end, ticket)| {
                 if end <= now {
-                    world.scheduler.first_token(end, Ticket(ticket), None);
-                    world.scheduler.ended(end, Ticket(ticket));
+                    world.scheduler.first_token(end, AttemptId(ticket), None);
+                    world.scheduler.ended(end, AttemptId(ticket));
                 }
                 end > now
             });
@@ -353,13 +366,13 @@ proptest! {
             arrived.push((now, tokens));
             for event in world.poll(now) {
                 match event {
-                    Event::Send { ticket, decision } => {
-                        let (_, tokens) = arrived[ticket.0 as usize];
-                        let free = &mut free_at[decision.route.entry().at()];
+                    SchedulerEvent::Send { attempt, decision } => {
+                        let (_, tokens) = arrived[attempt.0 as usize];
+                        let free = &mut free_at[decision.route.prefill_instance().as_usize()];
                         *free = free.max(now) + f64::from(tokens) / 1000.0;
-                        running.push((*free, ticket.0));
+                        running.push((*free, attempt.0));
                     }
-                    Event::Refuse { ticket, .. } => {
+                    SchedulerEvent::Reject { ticket, .. } => {
                         let (arrived, tokens) = arrived[ticket.0 as usize];
                         let service = f64::from(tokens) / 1000.0;
                         let soonest = free_at[0].min(free_at[1]).max(now) + service;
@@ -374,12 +387,12 @@ proptest! {
     #[test]
     fn decisions_are_repeatable(requests in prop::collection::vec((1_u32..20_000, 0_u32..20_000, 0_usize..3), 1..40)) {
         let run = || {
-            let mut world = world(3);
+            let mut world = test_scheduler(3);
             let mut events = Vec::new();
             for (step, &(tokens, cached, engine)) in requests.iter().enumerate() {
                 world.submit(step as f64, tokens, &[(engine, own(cached.min(tokens)))]);
                 events.extend(world.poll(step as f64));
-                world.scheduler.first_token(step as f64 + 0.5, Ticket(step as u64 / 2), None);
+                world.scheduler.first_token(step as f64 + 0.5, AttemptId(step as u64 / 2), None);
             }
             events
         };
@@ -389,8 +402,8 @@ proptest! {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of decisions take minutes")]
-fn prompts_of_like_length_go_to_the_same_engine_if_both_are_free() {
-    let mut world = world(2);
+fn prompts_of_similar_length_share_an_engine_if_both_are_free() {
+    let mut world = test_scheduler(2);
     let mut engines = [Vec::new(), Vec::new()];
     let mut now = 0.0;
     for step in 0..1_000 {
@@ -401,8 +414,8 @@ fn prompts_of_like_length_go_to_the_same_engine_if_both_are_free() {
         assert_eq!(sent.len(), 1);
         engines[usize::from(long)].push(sent[0].1);
         now += 20.0;
-        world.scheduler.first_token(now, Ticket(ticket), None);
-        world.scheduler.ended(now, Ticket(ticket));
+        world.scheduler.first_token(now, AttemptId(ticket), None);
+        world.scheduler.ended(now, AttemptId(ticket));
     }
     let on_second = |engines: &[usize]| {
         let late = &engines[engines.len() / 2..];
@@ -413,12 +426,12 @@ fn prompts_of_like_length_go_to_the_same_engine_if_both_are_free() {
 }
 
 #[test]
-fn an_engines_own_order_is_by_length_until_the_longer_one_has_waited() {
+fn engine_order_is_by_length_with_ageing() {
     let priority = |arrived: f64, tokens| {
-        let mut world = world(1);
+        let mut world = test_scheduler(1);
         world.submit(arrived, tokens, &[]);
         match &world.poll(arrived)[..] {
-            [Event::Send { decision, .. }] => decision.engine_priority.unwrap(),
+            [SchedulerEvent::Send { decision, .. }] => decision.engine_priority.unwrap(),
             other => panic!("{other:?}"),
         }
     };

@@ -11,17 +11,17 @@ use proptest::prelude::*;
 use prost::Message as _;
 
 use super::*;
-use crate::tell::Tell;
+use crate::span_attributes::SpanAttributes;
 
 const KEYS: [&str; 3] = ["a", "gen_ai.request.model", "moongate.predicted.l1_tokens"];
 
-fn trace(state: TraceState) -> Arc<Trace> {
-    Trace::new(TraceId::from(7), state, true, Arc::default())
+fn trace(state: TraceState) -> Arc<BufferedTrace> {
+    BufferedTrace::new(TraceId::from(7), state, true, Arc::default())
 }
 
 /// Ends as many nanoseconds after `start` as its number is.
-fn record<T>(id: u64, name: String, start: Instant, facts: T) -> Box<Record<T>> {
-    Box::new(Record {
+fn record<T>(id: u64, name: String, start: Instant, facts: T) -> Box<SpanRecord<T>> {
+    Box::new(SpanRecord {
         id: SpanId::from(id),
         parent: SpanId::from(id - 1),
         is_root: id == 1,
@@ -29,65 +29,66 @@ fn record<T>(id: u64, name: String, start: Instant, facts: T) -> Box<Record<T>> 
         name: Cow::Owned(name),
         start,
         end: Some(start + Duration::from_nanos(id)),
-        notes: Vec::new(),
-        facts,
+        annotations: Vec::new(),
+        attributes: facts,
     })
 }
 
-fn read(trace: &Trace, records: &[Box<Record>]) -> Vec<Span> {
-    let mut page = Page::new(0);
-    records.iter().for_each(|record| page.record(trace, record));
+fn read(trace: &BufferedTrace, records: &[Box<SpanRecord>]) -> Vec<Span> {
+    let mut page = SpanEncoder::new(0);
+    records.iter().for_each(|record| page.encode_record(trace, record));
     assert_eq!(page.spans(), records.len());
     let spans = page.into_bytes();
-    let exported = Exported::by([("service.name", Value::from("moongate"))].into_iter(), ("code", "1.2"));
-    let request = [exported.head(spans.len()), spans.to_vec()].concat();
+    let exported =
+        OtlpEnvelope::new([("service.name", AttributeValue::from("moongate"))].into_iter(), ("code", "1.2"));
+    let request = [exported.prefix(spans.len()), spans.to_vec()].concat();
     let mut request = ExportTraceServiceRequest::decode(&*request).unwrap();
     let mut resource_spans = request.resource_spans.remove(0);
     assert!(request.resource_spans.is_empty());
     let resource = resource_spans.resource.unwrap().attributes;
-    assert_eq!(resource, [pair("service.name", &Value::from("moongate"))]);
+    assert_eq!(resource, [pair("service.name", &AttributeValue::from("moongate"))]);
     let scope_spans = resource_spans.scope_spans.remove(0);
     let scope = scope_spans.scope.unwrap();
     assert_eq!((scope.name.as_str(), scope.version.as_str()), ("code", "1.2"));
     scope_spans.spans
 }
 
-fn any_value(value: &Value<'_>) -> AnyValue {
+fn any_value(value: &AttributeValue<'_>) -> AnyValue {
     let value = match value {
-        Value::Bool(value) => Read::BoolValue(*value),
-        Value::Integer(value) => Read::IntValue(*value),
-        Value::Float(value) => Read::DoubleValue(*value),
-        Value::Text(value) => Read::StringValue(value.to_string()),
+        AttributeValue::Bool(value) => Read::BoolValue(*value),
+        AttributeValue::Integer(value) => Read::IntValue(*value),
+        AttributeValue::Float(value) => Read::DoubleValue(*value),
+        AttributeValue::Text(value) => Read::StringValue(value.to_string()),
     };
     AnyValue { value: Some(value) }
 }
 
-fn pair(key: &str, value: &Value<'_>) -> ReadPair {
+fn pair(key: &str, value: &AttributeValue<'_>) -> ReadPair {
     ReadPair { key: key.to_owned(), value: Some(any_value(value)), key_strindex: 0 }
 }
 
-fn value() -> impl Strategy<Value = Value<'static>> {
+fn value() -> impl Strategy<Value = AttributeValue<'static>> {
     prop_oneof![
-        any::<bool>().prop_map(Value::Bool),
-        any::<i64>().prop_map(Value::Integer),
-        (-1e9..1e9).prop_map(Value::Float),
-        "\\PC{0,200}".prop_map(Value::from),
+        any::<bool>().prop_map(AttributeValue::Bool),
+        any::<i64>().prop_map(AttributeValue::Integer),
+        (-1e9..1e9).prop_map(AttributeValue::Float),
+        "\\PC{0,200}".prop_map(AttributeValue::from),
     ]
 }
 
 /// Up to so many that their message has a length of three bytes.
-fn pairs() -> impl Strategy<Value = Vec<(&'static str, Value<'static>)>> {
+fn pairs() -> impl Strategy<Value = Vec<(&'static str, AttributeValue<'static>)>> {
     prop::collection::vec((prop::sample::select(&KEYS), value()), 0..120)
 }
 
 /// Attributes, and one that is a list.
-struct Facts {
-    pairs: Vec<(&'static str, Value<'static>)>,
-    list: Vec<Value<'static>>,
+struct TestAttributes {
+    pairs: Vec<(&'static str, AttributeValue<'static>)>,
+    list: Vec<AttributeValue<'static>>,
 }
 
-impl Tell for Facts {
-    fn tell(&self, notes: &mut Notes<'_>) {
+impl SpanAttributes for TestAttributes {
+    fn write_attributes(&self, notes: &mut AttributeWriter<'_>) {
         self.pairs.iter().for_each(|(key, value)| notes.set(key, value.clone()));
         notes.list("list", self.list.iter().cloned());
     }
@@ -99,14 +100,14 @@ proptest! {
     #[test]
     fn what_is_written_is_read(at_once in pairs(), later in pairs(), list in prop::collection::vec(value(), 0..120), name in "\\PC{0,40}") {
         let now = Instant::now();
-        let facts = Facts { pairs: later.clone(), list: list.clone() };
+        let facts = TestAttributes { pairs: later.clone(), list: list.clone() };
         let mut first = record(1, name.clone(), now, facts);
         let mut second = record(2, String::new(), now, ());
         for (key, value) in &at_once {
-            first.notes.push(Note::Attribute(key, value.clone()));
-            second.notes.push(Note::Attribute("of another", value.clone()));
+            first.annotations.push(SpanAnnotation::Attribute(key, value.clone()));
+            second.annotations.push(SpanAnnotation::Attribute("of another", value.clone()));
         }
-        second.notes.push(Note::Event("aborted", now + Duration::from_secs(5)));
+        second.annotations.push(SpanAnnotation::Event("aborted", now + Duration::from_secs(5)));
 
         let trace = trace(TraceState::NONE);
         let all = read(&trace, &[first, second]);
@@ -125,10 +126,10 @@ proptest! {
     }
 }
 
-struct Because(SpanContext);
+struct TestSpanLink(SpanContext);
 
-impl Tell for Because {
-    fn tell(&self, notes: &mut Notes<'_>) {
+impl SpanAttributes for TestSpanLink {
+    fn write_attributes(&self, notes: &mut AttributeWriter<'_>) {
         notes.link(&self.0);
     }
 }
@@ -140,8 +141,8 @@ fn a_span_says_who_it_is_and_how_it_ended() {
     let other =
         SpanContext::new(TraceId::from(8), SpanId::from(9), TraceFlags::SAMPLED, false, TraceState::NONE);
     let now = Instant::now();
-    let mut child = record(2, "child".to_owned(), now, Because(other));
-    child.notes = vec![Note::Error(Cow::Borrowed("refused"))];
+    let mut child = record(2, "child".to_owned(), now, TestSpanLink(other));
+    child.annotations = vec![SpanAnnotation::Error(Cow::Borrowed("refused"))];
     let all = read(&trace, &[record(1, "root".to_owned(), now, ()), child]);
     let (root, child) = (&all[0], &all[1]);
     assert_eq!(root.trace_id, TraceId::from(7).to_bytes());
@@ -159,11 +160,11 @@ fn a_span_says_who_it_is_and_how_it_ended() {
 
 #[test]
 fn long_text_is_cut_between_characters() {
-    let long = "é".repeat(MAX_TEXT);
+    let long = "é".repeat(MAX_TEXT_BYTES);
     let mut record = record(1, long.clone(), Instant::now(), ());
-    record.notes.push(Note::Attribute("path", format!("a{long}").into()));
+    record.annotations.push(SpanAnnotation::Attribute("path", format!("a{long}").into()));
     let span = read(&trace(TraceState::NONE), &[record]).remove(0);
-    assert_eq!(span.name, "é".repeat(MAX_TEXT / 2));
+    assert_eq!(span.name, "é".repeat(MAX_TEXT_BYTES / 2));
     let Some(Read::StringValue(path)) = span.attributes[0].value.clone().unwrap().value else { panic!() };
-    assert_eq!(path.len(), MAX_TEXT - 1);
+    assert_eq!(path.len(), MAX_TEXT_BYTES - 1);
 }

@@ -4,35 +4,35 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use mooncake_wire::admin::KeyReplicas;
-use mooncake_wire::key::PageHash;
+use mooncake_wire::key::BlockKeyHash;
 use moongate_kvstore::admin::AdminError;
-use moongate_pages::{Digest, Page};
-use moongate_scheduler::Medium;
+use moongate_pages::{BlockDigest, HashedBlock};
+use moongate_scheduler::StoreMedium;
 use tokio::time::{Instant, timeout};
 
 use super::StoreView;
-use crate::predict::stored::StoredAs;
+use crate::predict::store_keys::StoreKeyNaming;
 
 /// Pages asked for at first, and at most, at once: an answer about 64 takes the master 0.2 ms.
-const FIRST_PROBE: usize = 64;
-const LARGEST_PROBE: usize = 512;
+const INITIAL_PROBE: usize = 64;
+const MAX_PROBE: usize = 512;
 /// How long a page that was seen in the store is taken for there. The store evicts what was not used for longest, and a lease that an
 /// engine takes when it reads lasts 10 s; a page just seen is not the first to go.
-pub(super) const CONFIRMED_FOR: Duration = Duration::from_secs(2);
+pub(super) const CONFIRMATION_TTL: Duration = Duration::from_secs(2);
 /// How many confirmed pages are remembered.
-pub(super) const CONFIRMED_PAGES: u64 = 1 << 20;
+pub(super) const MAX_CONFIRMED_BLOCKS: u64 = 1 << 20;
 /// How long a request waits for the master: far less than what a wrong guess costs.
-const PATIENCE: Duration = Duration::from_millis(20);
+const CONFIRM_TIMEOUT: Duration = Duration::from_millis(20);
 /// After a failure, requests do not ask for so long.
-const SULK: Duration = Duration::from_secs(1);
+const FAILURE_BACKOFF: Duration = Duration::from_secs(1);
 
 impl StoreView {
     /// Asks the master for pages of a prompt, in order, until one is not there. `pages` are the prompt's, `keys` the same in the index.
-    pub(crate) async fn confirm(&self, layout: &StoredAs, pages: &[Page], keys: &[u64]) {
-        if self.sulking.lock().is_some_and(|until| Instant::now() < until) {
+    pub(crate) async fn confirm(&self, layout: &StoreKeyNaming, pages: &[HashedBlock], keys: &[u64]) {
+        if self.backoff_until.lock().is_some_and(|until| Instant::now() < until) {
             return;
         }
-        match timeout(PATIENCE, self.ask(layout, pages, keys)).await {
+        match timeout(CONFIRM_TIMEOUT, self.query_blocks(layout, pages, keys)).await {
             Ok(Ok(())) => {
                 self.metrics.confirmed.inc();
             }
@@ -41,59 +41,75 @@ impl StoreView {
                 if let Ok(Err(error)) = failure {
                     tracing::debug!(%error, "the store's master could not be asked for a prompt's pages");
                 }
-                *self.sulking.lock() = Some(Instant::now() + SULK);
+                *self.backoff_until.lock() = Some(Instant::now() + FAILURE_BACKOFF);
             }
         }
     }
 
-    async fn ask(&self, layout: &StoredAs, pages: &[Page], keys: &[u64]) -> Result<(), AdminError> {
+    async fn query_blocks(
+        &self,
+        layout: &StoreKeyNaming,
+        pages: &[HashedBlock],
+        keys: &[u64],
+    ) -> Result<(), AdminError> {
         let confirmed = keys.iter().take_while(|key| self.confirmed.contains_key(*key)).count();
         // A full index may have displaced some of them since.
         let known = self.index.shared_prefix(&keys[..confirmed]);
-        let (mut at, mut size) = (known, FIRST_PROBE);
+        let (mut at, mut size) = (known, INITIAL_PROBE);
         while at < pages.len() {
             let end = pages.len().min(at + size);
-            if !self.ask_chunk(layout, &pages[at..end], &keys[at..end]).await? {
+            if !self.query_chunk(layout, &pages[at..end], &keys[at..end]).await? {
                 return Ok(());
             }
-            (at, size) = (end, LARGEST_PROBE.min(size * 2));
+            (at, size) = (end, MAX_PROBE.min(size * 2));
         }
         Ok(())
     }
 
     /// Returns whether all of these pages are there.
-    async fn ask_chunk(&self, layout: &StoredAs, pages: &[Page], keys: &[u64]) -> Result<bool, AdminError> {
+    async fn query_chunk(
+        &self,
+        layout: &StoreKeyNaming,
+        pages: &[HashedBlock],
+        keys: &[u64],
+    ) -> Result<bool, AdminError> {
         let probes: Vec<[String; 2]> =
-            pages.iter().filter_map(|page| Some(layout.probes(hash(page)?))).collect();
+            pages.iter().filter_map(|page| Some(layout.probe_keys(hash(page)?))).collect();
         let mut asked: Vec<&str> = probes.iter().flatten().map(String::as_str).collect();
         asked.dedup();
         let mut answers = HashMap::with_capacity(asked.len());
         let told = |key: &str, replicas: &KeyReplicas<'_>| {
-            answers.insert(key.to_owned(), replicas.ok.then(|| self.nodes.lock().place(replicas)).flatten());
+            answers
+                .insert(key.to_owned(), replicas.ok.then(|| self.nodes.lock().location(replicas)).flatten());
         };
         self.admin.locate(&asked, told).await?;
         let mut complete = true;
         for ([first, last], &key) in probes.iter().zip(keys) {
             let places = [first, last].map(|key| answers.get(key).cloned().flatten());
-            complete &= self.page_is(layout, key, places);
+            complete &= self.record_block(layout, key, places);
         }
         Ok(complete)
     }
 
     /// Enters what was found of one page. Returns whether it is there.
-    pub(super) fn page_is(&self, layout: &StoredAs, key: u64, places: [Option<(String, Medium)>; 2]) -> bool {
+    pub(super) fn record_block(
+        &self,
+        layout: &StoreKeyNaming,
+        key: u64,
+        places: [Option<(String, StoreMedium)>; 2],
+    ) -> bool {
         let mut nodes = self.nodes.lock();
-        self.index.change(|pages| {
+        self.index.update(|pages| {
             let [first, last] =
-                places.map(|place| place.and_then(|(at, medium)| Some((nodes.at(&at, pages)?, medium))));
+                places.map(|place| place.and_then(|(at, medium)| Some((nodes.node_at(&at, pages)?, medium))));
             let (Some(first), Some(last)) = (first, last) else {
-                layout.parts().for_each(|part| pages.part_removed(key, part));
+                layout.parts().for_each(|part| pages.remove_store_part(key, part));
                 return false;
             };
             let count = layout.parts().count();
             for (number, part) in layout.parts().enumerate() {
                 let (node, medium) = if number + 1 == count { last } else { first };
-                pages.part_stored(key, part, node, medium);
+                pages.add_store_part(key, part, node, medium);
             }
             self.confirmed.insert(key, ());
             true
@@ -101,9 +117,9 @@ impl StoreView {
     }
 }
 
-fn hash(page: &Page) -> Option<PageHash> {
+fn hash(page: &HashedBlock) -> Option<BlockKeyHash> {
     match &page.digest {
-        Digest::Sha256(digest) => PageHash::new(digest),
-        Digest::Unsigned(_) | Digest::Signed(_) => None,
+        BlockDigest::Sha256(digest) => BlockKeyHash::new(digest),
+        BlockDigest::Unsigned(_) | BlockDigest::Signed(_) => None,
     }
 }

@@ -13,11 +13,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use mooncake_wire::admin::KeyReplicas;
-use mooncake_wire::events::Frames;
-use mooncake_wire::events::mooncake::{Batch, Change as Told, DEFAULT_TENANT, Event, Object};
+use mooncake_wire::events::EventFrames;
+use mooncake_wire::events::mooncake::{
+    DEFAULT_TENANT, StoreEvent, StoreEventBatch, StoreEventKind as Told, StoreEventObject,
+};
 use mooncake_wire::key::ObjectKey;
 use moongate_kvstore::admin::AdminError;
-use moongate_zmtp::{Endpoint, Event as Heard, Message, Options, Subscriber};
+use moongate_zmtp::{SubscriberEvent as Heard, ZmtpEndpoint, ZmtpMessage, ZmtpOptions, ZmtpSubscriber};
 use parking_lot::Mutex;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::Notify;
@@ -25,91 +27,91 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::StoreView;
-use super::changes::{Change, Changes};
-use super::sequence::{Before, Sequence};
+use super::changes::{PendingStoreChange, StoreChangeQueue};
+use super::sequence::{EventSequence, SequenceCheck};
 use crate::fleet::FleetReader;
-use crate::predict::stored::{Stored, StoredAs};
+use crate::predict::store_keys::{StoreKeyNaming, StoredBlockPart};
 
 /// How often the master is asked how many messages it has published, and, before that, whether it publishes any.
-const CHECK_EVERY: Duration = Duration::from_secs(10);
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// Pause after the master did not answer.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Objects that are asked for at once: about a millisecond of the master's time.
-const ASKED_AT_ONCE: usize = 512;
+const QUERY_BATCH: usize = 512;
 
 /// How well the events are followed.
 #[derive(Debug)]
-pub(super) struct Following {
-    state: Mutex<State>,
+pub(super) struct EventSyncTracker {
+    state: Mutex<EventSyncState>,
     /// Told of each new connection, for who waits for the first.
-    pub(super) begun: Notify,
+    pub(super) connected: Notify,
     /// 1 while it [is current](Self::is_current).
-    current: Gauge,
+    in_sync: Gauge,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct EventSyncState {
     connected: bool,
     /// How often something may have been missed, new and lost connections included.
-    missed: u64,
+    gaps: u64,
     /// How often that was when the last complete reading began.
-    made_good: u64,
+    gaps_at_last_scan: u64,
 }
 
-impl Following {
-    pub(super) fn new(current: Gauge) -> Self {
-        Self { state: Mutex::default(), begun: Notify::new(), current }
+impl EventSyncTracker {
+    pub(super) fn new(in_sync: Gauge) -> Self {
+        Self { state: Mutex::default(), connected: Notify::new(), in_sync }
     }
 
     /// Whether events come, and what was missed before has been read since.
-    pub(super) fn is_current(&self) -> bool {
-        self.state.lock().is_current()
+    pub(super) fn is_in_sync(&self) -> bool {
+        self.state.lock().is_in_sync()
     }
 
     fn is_connected(&self) -> bool {
         self.state.lock().connected
     }
 
-    /// Returns what [`reading_ended`](Self::reading_ended) takes.
-    pub(super) fn reading_begins(&self) -> u64 {
-        self.state.lock().missed
+    /// Returns what [`scan_completed`](Self::reading_ended) takes.
+    pub(super) fn scan_started(&self) -> u64 {
+        self.state.lock().gaps
     }
 
-    pub(super) fn reading_ended(&self, begun: u64) {
-        self.change(|state| state.made_good = begun);
+    pub(super) fn scan_completed(&self, begun: u64) {
+        self.change(|state| state.gaps_at_last_scan = begun);
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    fn change(&self, change: impl FnOnce(&mut EventSyncState)) {
         let mut state = self.state.lock();
         change(&mut state);
-        self.current.set(i64::from(state.is_current()));
+        self.in_sync.set(i64::from(state.is_in_sync()));
     }
 }
 
-impl State {
-    fn is_current(&self) -> bool {
-        self.connected && self.missed == self.made_good
+impl EventSyncState {
+    fn is_in_sync(&self) -> bool {
+        self.connected && self.gaps == self.gaps_at_last_scan
     }
 }
 
 /// How pages are named in the store, for as long as the fleet stays the same.
 #[derive(Debug, Default)]
-struct Layouts {
+struct StoreKeyLayouts {
     generation: u64,
-    all: Vec<StoredAs>,
+    all: Vec<StoreKeyNaming>,
 }
 
-impl Layouts {
+impl StoreKeyLayouts {
     fn refresh(&mut self, fleet: &FleetReader) {
         let fleet = fleet.current();
         if fleet.generation != self.generation {
-            *self = Self { generation: fleet.generation, all: fleet.stored_as() };
+            *self = Self { generation: fleet.generation, all: fleet.store_namings() };
         }
     }
 
-    fn read(&self, key: &str) -> Option<Stored> {
+    fn read(&self, key: &str) -> Option<StoredBlockPart> {
         let key = ObjectKey::parse(key)?;
-        self.all.iter().find_map(|layout| layout.read(&key))
+        self.all.iter().find_map(|layout| layout.parse_key(&key))
     }
 }
 
@@ -117,14 +119,14 @@ impl StoreView {
     /// Follows what the master publishes at `endpoint`, once it says that it does, until `stop`.
     pub(crate) async fn follow_events(
         self: Arc<Self>,
-        endpoint: Endpoint,
+        endpoint: ZmtpEndpoint,
         fleet: FleetReader,
         stop: CancellationToken,
     ) {
         let following = async {
             self.wait_for_publisher(&endpoint).await;
-            let changes = Changes::default();
-            tokio::join!(self.listen(endpoint, &fleet, &changes), self.ask_for(&changes));
+            let changes = StoreChangeQueue::default();
+            tokio::join!(self.listen(endpoint, &fleet, &changes), self.query_pending(&changes));
         };
         stop.run_until_cancelled(following).await;
     }
@@ -138,50 +140,50 @@ impl StoreView {
         }
     }
 
-    async fn wait_for_publisher(&self, endpoint: &Endpoint) {
+    async fn wait_for_publisher(&self, endpoint: &ZmtpEndpoint) {
         let mut told = false;
         loop {
             match self.admin.kv_events_status().await {
                 Ok(status) if status.enabled => return,
-                Ok(_) | Err(AdminError::Missing { .. }) => {
+                Ok(_) | Err(AdminError::NotFound { .. }) => {
                     if !std::mem::replace(&mut told, true) {
                         tracing::warn!(%endpoint,
                             "the store's master publishes no KV events, so its keys are read again and again instead; builds for \
                              PyPI cannot publish any, others need --enable_kv_events");
                     }
-                    sleep(CHECK_EVERY).await;
+                    sleep(CHECK_INTERVAL).await;
                 }
                 Err(error) => {
                     tracing::debug!(%error, "the store's master does not say whether it publishes events");
-                    sleep(ASK_AGAIN).await;
+                    sleep(RETRY_DELAY).await;
                 }
             }
         }
     }
 
-    async fn listen(&self, endpoint: Endpoint, fleet: &FleetReader, changes: &Changes) {
-        let mut subscriber = Subscriber::connect(endpoint, vec![Bytes::new()], Options::default());
-        let (mut sequence, mut layouts) = (Sequence::default(), Layouts::default());
+    async fn listen(&self, endpoint: ZmtpEndpoint, fleet: &FleetReader, changes: &StoreChangeQueue) {
+        let mut subscriber = ZmtpSubscriber::connect(endpoint, vec![Bytes::new()], ZmtpOptions::default());
+        let (mut sequence, mut layouts) = (EventSequence::default(), StoreKeyLayouts::default());
         let mut unreachable_told = false;
-        let mut checks = interval(CHECK_EVERY);
+        let mut checks = interval(CHECK_INTERVAL);
         checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 heard = subscriber.recv() => match heard {
                     Heard::Message(_, message) => {
                         layouts.refresh(fleet);
-                        self.message(&message, &mut sequence, &layouts, changes);
+                        self.apply_message(&message, &mut sequence, &layouts, changes);
                     }
                     Heard::Connected(_) => {
-                        sequence = Sequence::connected(self.published().await);
+                        sequence = EventSequence::connected(self.published_count().await);
                         tracing::info!("the store's events: connected");
-                        self.connected(true);
-                        self.following.begun.notify_one();
+                        self.record_connected(true);
+                        self.event_sync.connected.notify_one();
                         unreachable_told = false;
                     }
                     Heard::Disconnected(_, error) => {
                         tracing::info!(%error, "the store's events: connection lost");
-                        self.connected(false);
+                        self.record_connected(false);
                     }
                     Heard::Failed(_, error) => {
                         if !std::mem::replace(&mut unreachable_told, true) {
@@ -191,11 +193,11 @@ impl StoreView {
                         }
                     }
                 },
-                _ = checks.tick(), if self.following.is_connected() => {
-                    if let Some(published) = self.published().await
+                _ = checks.tick(), if self.event_sync.is_connected() => {
+                    if let Some(published) = self.published_count().await
                         && sequence.check(published)
                     {
-                        self.missed("messages that were published have not come");
+                        self.record_gap("messages that were published have not come");
                     }
                 }
             }
@@ -203,102 +205,108 @@ impl StoreView {
     }
 
     /// How many messages the master has published.
-    async fn published(&self) -> Option<u64> {
+    async fn published_count(&self) -> Option<u64> {
         Some(self.admin.kv_events_status().await.ok()?.published_batches)
     }
 
     /// A connection begins or ends. What is stored in between is not heard of.
-    fn connected(&self, connected: bool) {
-        self.following.change(|state| {
+    fn record_connected(&self, connected: bool) {
+        self.event_sync.change(|state| {
             state.connected = connected;
-            state.missed += 1;
+            state.gaps += 1;
         });
-        self.read_now.notify_one();
+        self.scan_requested.notify_one();
     }
 
     /// Something was missed: what is known of the store stays, and is read again.
-    fn missed(&self, why: &str) {
+    fn record_gap(&self, why: &str) {
         tracing::warn!(why, "events of the store were missed; its keys are read again");
-        self.following.change(|state| state.missed += 1);
+        self.event_sync.change(|state| state.gaps += 1);
         self.metrics.event_gaps.inc();
-        self.read_now.notify_one();
+        self.scan_requested.notify_one();
     }
 
-    fn message(&self, message: &Message, sequence: &mut Sequence, layouts: &Layouts, changes: &Changes) {
-        let Ok(frames) = Frames::parse(message.parts()) else {
-            self.metrics.events_unread.inc();
+    fn apply_message(
+        &self,
+        message: &ZmtpMessage,
+        sequence: &mut EventSequence,
+        layouts: &StoreKeyLayouts,
+        changes: &StoreChangeQueue,
+    ) {
+        let Ok(frames) = EventFrames::parse(message.parts()) else {
+            self.metrics.undecodable_events.inc();
             return;
         };
         match sequence.message(frames.sequence) {
-            Before::Heard => {}
-            Before::Missed(_) => self.missed("their numbers have a gap"),
-            Before::Restarted => self.missed("their numbers begin anew"),
+            SequenceCheck::Complete => {}
+            SequenceCheck::Missed(_) => self.record_gap("their numbers have a gap"),
+            SequenceCheck::Restarted => self.record_gap("their numbers begin anew"),
         }
-        let Ok(batch) = Batch::decode(frames.payload) else {
-            self.metrics.events_unread.inc();
+        let Ok(batch) = StoreEventBatch::decode(frames.payload) else {
+            self.metrics.undecodable_events.inc();
             return;
         };
         for event in batch.events() {
             match event {
                 // Requests of other tenants are not predicted.
-                Ok(event) if event.tenant == DEFAULT_TENANT => self.event(&event, layouts, changes),
+                Ok(event) if event.tenant == DEFAULT_TENANT => self.apply_event(&event, layouts, changes),
                 Ok(_) => {}
                 Err(_) => {
-                    self.metrics.events_unread.inc();
+                    self.metrics.undecodable_events.inc();
                 }
             }
         }
     }
 
-    fn event(&self, event: &Event<'_>, layouts: &Layouts, changes: &Changes) {
-        let known = |object: &Object<'_>| layouts.read(object.key);
+    fn apply_event(&self, event: &StoreEvent<'_>, layouts: &StoreKeyLayouts, changes: &StoreChangeQueue) {
+        let known = |object: &StoreEventObject<'_>| layouts.read(object.key);
         let (object, stored) = match &event.change {
             Told::Cleared => {
                 changes.clear();
-                self.forget();
+                self.clear();
                 self.metrics.events.inc();
                 return;
             }
             // Nodes are watched, whether the master tells of them or not.
             Told::Segment { .. } => return,
             Told::Stored(object) => (object, known(object)),
-            Told::Removed(object) => (object, known(object).inspect(|stored| self.gone(*stored))),
+            Told::Removed(object) => (object, known(object).inspect(|stored| self.remove(*stored))),
         };
         let Some(stored) = stored else { return };
         self.metrics.events.inc();
-        if !changes.add(object.key, Change { stored, told_ms: event.timestamp_ms }) {
-            self.missed("the master answers more slowly than objects change");
+        if !changes.add(object.key, PendingStoreChange { stored, event_time_ms: event.timestamp_ms }) {
+            self.record_gap("the master answers more slowly than objects change");
         }
     }
 
     /// Asks the master for the objects that have changed, again and again.
-    async fn ask_for(&self, changes: &Changes) {
+    async fn query_pending(&self, changes: &StoreChangeQueue) {
         loop {
-            let taken = changes.take().await;
+            let taken = changes.drain().await;
             // A master that lists its keys answers nobody for seconds. Meanwhile changes wait.
-            while let Err(error) = self.ask_changed(&taken).await {
+            while let Err(error) = self.query_changed(&taken).await {
                 tracing::debug!(%error, "objects that have changed cannot be asked for");
-                if !error.may_pass() {
-                    self.missed("the master does not say where objects are");
+                if !error.is_transient() {
+                    self.record_gap("the master does not say where objects are");
                     break;
                 }
-                sleep(ASK_AGAIN).await;
+                sleep(RETRY_DELAY).await;
             }
         }
     }
 
-    async fn ask_changed(&self, changes: &HashMap<String, Change>) -> Result<(), AdminError> {
+    async fn query_changed(&self, changes: &HashMap<String, PendingStoreChange>) -> Result<(), AdminError> {
         let keys: Vec<&str> = changes.keys().map(String::as_str).collect();
-        for keys in keys.chunks(ASKED_AT_ONCE) {
+        for keys in keys.chunks(QUERY_BATCH) {
             let mut first_told = u64::MAX;
             let answer = |key: &str, replicas: &KeyReplicas<'_>| {
                 let Some(change) = changes.get(key) else { return };
-                first_told = first_told.min(change.told_ms);
-                if !(replicas.ok && self.put(change.stored, replicas)) {
-                    self.gone(change.stored);
+                first_told = first_told.min(change.event_time_ms);
+                if !(replicas.ok && self.insert(change.stored, replicas)) {
+                    self.remove(change.stored);
                 }
             };
-            let _turn = self.turn.lock().await;
+            let _turn = self.update_lock.lock().await;
             self.admin.locate(keys, answer).await?;
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             let told = Duration::from_millis(first_told.min(u64::try_from(now.as_millis()).unwrap_or(0)));

@@ -8,84 +8,85 @@
 mod changes;
 mod confirm;
 mod events;
+mod key_scan;
 mod nodes;
-mod reading;
-mod seen;
 mod sequence;
+mod status;
 
 use std::sync::Arc;
 
 use moka::sync::Cache;
 use mooncake_wire::admin::KeyReplicas;
-use moongate_kvstore::admin::Admin;
-use moongate_scheduler::index::StoreNode;
+use moongate_kvstore::admin::AdminClient;
+use moongate_scheduler::index::StoreNodeSlot;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::feedback::StoreMetrics;
+use crate::feedback::StoreViewMetrics;
 use crate::predict::index::KvIndex;
-use crate::predict::stored::Stored;
-use confirm::{CONFIRMED_FOR, CONFIRMED_PAGES};
-use events::Following;
-use nodes::Nodes;
-pub(crate) use seen::StoreSeen;
+use crate::predict::store_keys::StoredBlockPart;
+use confirm::{CONFIRMATION_TTL, MAX_CONFIRMED_BLOCKS};
+use events::EventSyncTracker;
+use nodes::StoreNodeTable;
+pub(crate) use status::StoreViewStatus;
 
 /// The store, as the gateway sees it.
 #[derive(Debug)]
 pub(crate) struct StoreView {
-    admin: Admin,
+    admin: AdminClient,
     index: Arc<KvIndex>,
-    metrics: Arc<StoreMetrics>,
-    nodes: Mutex<Nodes>,
+    metrics: Arc<StoreViewMetrics>,
+    nodes: Mutex<StoreNodeTable>,
     /// Pages that were found complete a moment ago.
     confirmed: Cache<u64, ()>,
     /// Until when requests do not ask, because the master failed.
-    sulking: Mutex<Option<Instant>>,
-    read_now: Notify,
-    following: Following,
+    backoff_until: Mutex<Option<Instant>>,
+    scan_requested: Notify,
+    event_sync: EventSyncTracker,
     /// Held by readings and by events from asking the master until its answer is in the index, so that an old answer never comes
     /// after a newer one. Requests do not wait for it: what they got wrong in the meantime, they ask for again.
-    turn: tokio::sync::Mutex<()>,
+    update_lock: tokio::sync::Mutex<()>,
 }
 
 impl StoreView {
-    pub(crate) fn new(admin: Admin, index: Arc<KvIndex>, metrics: Arc<StoreMetrics>) -> Arc<Self> {
-        let confirmed = Cache::builder().max_capacity(CONFIRMED_PAGES).time_to_live(CONFIRMED_FOR).build();
-        let following = Following::new(metrics.events_current.clone());
+    pub(crate) fn new(admin: AdminClient, index: Arc<KvIndex>, metrics: Arc<StoreViewMetrics>) -> Arc<Self> {
+        let confirmed =
+            Cache::builder().max_capacity(MAX_CONFIRMED_BLOCKS).time_to_live(CONFIRMATION_TTL).build();
+        let following = EventSyncTracker::new(metrics.events_in_sync.clone());
         Arc::new(Self {
             admin,
             index,
             metrics,
             nodes: Mutex::default(),
             confirmed,
-            sulking: Mutex::default(),
-            read_now: Notify::new(),
-            following,
-            turn: tokio::sync::Mutex::default(),
+            backoff_until: Mutex::default(),
+            scan_requested: Notify::new(),
+            event_sync: following,
+            update_lock: tokio::sync::Mutex::default(),
         })
     }
 
     /// On which hosts nodes are; empty for one that is not known any more.
-    pub(crate) fn hosts(&self, nodes: impl Iterator<Item = StoreNode>) -> Vec<Arc<str>> {
+    pub(crate) fn hosts(&self, nodes: impl Iterator<Item = StoreNodeSlot>) -> Vec<Arc<str>> {
         let known = self.nodes.lock();
         nodes.map(|node| known.host(node).cloned().unwrap_or_default()).collect()
     }
 
     /// Enters an object that was found. Returns whether it can be read anywhere.
-    fn put(&self, stored: Stored, replicas: &KeyReplicas<'_>) -> bool {
+    fn insert(&self, stored: StoredBlockPart, replicas: &KeyReplicas<'_>) -> bool {
         let mut nodes = self.nodes.lock();
-        let Some((endpoint, medium)) = nodes.place(replicas) else { return false };
-        self.index.change(|pages| {
-            let Some(node) = nodes.at(&endpoint, pages) else { return false };
-            pages.part_stored(stored.page, stored.part, node, medium);
+        let Some((endpoint, medium)) = nodes.location(replicas) else { return false };
+        self.index.update(|pages| {
+            let Some(node) = nodes.node_at(&endpoint, pages) else { return false };
+            pages.add_store_part(stored.page, stored.part, node, medium);
             true
         })
     }
 
     /// An object is gone: its page is not complete any more.
-    fn gone(&self, stored: Stored) {
-        self.index.change(|pages| pages.part_removed(stored.page, stored.part));
+    fn remove(&self, stored: StoredBlockPart) {
+        self.index.update(|pages| pages.remove_store_part(stored.page, stored.part));
         self.confirmed.invalidate(&stored.page);
     }
 }

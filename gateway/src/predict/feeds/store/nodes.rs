@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use mooncake_wire::admin::KeyReplicas;
 use moongate_kvstore::admin::AdminError;
-use moongate_kvstore::nodes::{NodeEvent, NodeWatch};
-use moongate_scheduler::Medium;
-use moongate_scheduler::index::{PageIndex, StoreNode};
+use moongate_kvstore::nodes::{NodeWatcher, StoreNodeEvent};
+use moongate_scheduler::StoreMedium;
+use moongate_scheduler::index::{KvBlockIndex, StoreNodeSlot};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
@@ -17,75 +17,75 @@ use crate::fleet::host;
 
 /// How long the master may be away before its pages are forgotten: engines read nothing from a store without a master. It is longer
 /// than a master takes to start again, or to hand over.
-const MASTER_GRACE: Duration = Duration::from_secs(5);
+const MASTER_SILENCE_LIMIT: Duration = Duration::from_secs(5);
 /// The same for a master that can be reached. While it lists all keys for some gateway, it answers nobody: more than a second for each
 /// million of them.
-const BUSY_GRACE: Duration = Duration::from_secs(60);
+const BUSY_MASTER_SILENCE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Store nodes by the endpoint that replicas name.
 #[derive(Debug, Default)]
-pub(super) struct Nodes {
-    known: HashMap<String, StoreNode>,
+pub(super) struct StoreNodeTable {
+    by_endpoint: HashMap<String, StoreNodeSlot>,
     /// On which hosts nodes are, also lost ones until their numbers are given again.
-    hosts: HashMap<StoreNode, Arc<str>>,
+    hosts: HashMap<StoreNodeSlot, Arc<str>>,
     /// Dead ones that the master still lists, and says of their pages that they can be read.
     lost: HashSet<String>,
     /// Those that live.
-    up: Vec<String>,
+    live: Vec<String>,
 }
 
-impl Nodes {
+impl StoreNodeTable {
     /// Takes over what the watch knows.
-    fn watched(&mut self, watch: &NodeWatch) {
+    fn update(&mut self, watch: &NodeWatcher) {
         self.lost = lost(watch);
-        self.up = watch.up().map(|node| node.endpoint.clone()).collect();
+        self.live = watch.mark_up().map(|node| node.endpoint.clone()).collect();
     }
 
     /// Endpoints of the nodes, and whether they live; those that live first.
-    pub(super) fn seen(&self) -> Vec<(String, bool)> {
-        let up = self.up.iter().map(|endpoint| (endpoint.clone(), true));
+    pub(super) fn status(&self) -> Vec<(String, bool)> {
+        let up = self.live.iter().map(|endpoint| (endpoint.clone(), true));
         let mut all: Vec<_> = up.chain(self.lost.iter().map(|endpoint| (endpoint.clone(), false))).collect();
         all.sort_by(|(one, up), (other, other_up)| (other_up, one).cmp(&(up, other)));
         all
     }
 
     /// The node at an endpoint; `None` for one that is lost, or if there are too many.
-    pub(super) fn at(&mut self, endpoint: &str, pages: &mut PageIndex) -> Option<StoreNode> {
+    pub(super) fn node_at(&mut self, endpoint: &str, pages: &mut KvBlockIndex) -> Option<StoreNodeSlot> {
         if self.lost.contains(endpoint) {
             return None;
         }
-        if let Some(node) = self.known.get(endpoint) {
+        if let Some(node) = self.by_endpoint.get(endpoint) {
             return Some(*node);
         }
         let node = pages.add_store_node()?;
-        self.known.insert(endpoint.to_owned(), node);
+        self.by_endpoint.insert(endpoint.to_owned(), node);
         self.hosts.insert(node, host(endpoint).into());
         Some(node)
     }
 
     /// On which host a node is.
-    pub(super) fn host(&self, node: StoreNode) -> Option<&Arc<str>> {
+    pub(super) fn host(&self, node: StoreNodeSlot) -> Option<&Arc<str>> {
         self.hosts.get(&node)
     }
 
     /// Where an object can be read: in memory if a node that lives has a replica there.
-    pub(super) fn place(&self, replicas: &KeyReplicas<'_>) -> Option<(String, Medium)> {
+    pub(super) fn location(&self, replicas: &KeyReplicas<'_>) -> Option<(String, StoreMedium)> {
         let lives = |endpoint: &str| !self.lost.contains(endpoint);
         let mut buffers = replicas.values.iter().flatten();
         if let Some(buffer) = buffers.find(|buffer| lives(&buffer.endpoint)) {
-            return Some((buffer.endpoint.clone().into_owned(), Medium::Dram));
+            return Some((buffer.endpoint.clone().into_owned(), StoreMedium::Dram));
         }
         let mut disks = replicas.local_disk_values.iter().flatten();
         let disk = disks.find(|disk| lives(&disk.transport_endpoint))?;
-        Some((disk.transport_endpoint.clone(), Medium::Nvme))
+        Some((disk.transport_endpoint.clone(), StoreMedium::Nvme))
     }
 }
 
 /// Endpoints at which only dead nodes are listed.
-fn lost(watch: &NodeWatch) -> HashSet<String> {
-    let mut lost: HashSet<String> = watch.lost().map(|node| node.endpoint.clone()).collect();
+fn lost(watch: &NodeWatcher) -> HashSet<String> {
+    let mut lost: HashSet<String> = watch.mark_lost().map(|node| node.endpoint.clone()).collect();
     // One that has restarted at the same address is listed twice for a while.
-    watch.up().for_each(|node| {
+    watch.mark_up().for_each(|node| {
         lost.remove(&node.endpoint);
     });
     lost
@@ -94,7 +94,7 @@ fn lost(watch: &NodeWatch) -> HashSet<String> {
 impl StoreView {
     /// Follows the store's nodes until `stop`.
     pub(crate) async fn watch_nodes(self: Arc<Self>, stop: CancellationToken) {
-        let mut watch = NodeWatch::new(self.admin.clone(), Default::default());
+        let mut watch = NodeWatcher::new(self.admin.clone(), Default::default());
         let mut forget_at: Option<Instant> = None;
         // The master was only slow to answer when it was last lost.
         let mut busy = false;
@@ -105,63 +105,65 @@ impl StoreView {
                 () = sleep_until(forget_at.unwrap_or_else(Instant::now)), if forget_at.is_some() => {
                     forget_at = None;
                     tracing::warn!("the store's master stays silent: no page in the store counts until it answers");
-                    self.forget();
+                    self.clear();
                     continue;
                 }
             };
-            self.nodes.lock().watched(&watch);
+            self.nodes.lock().update(&watch);
             match &event {
-                NodeEvent::MasterLost(error) => {
+                StoreNodeEvent::MasterLost(error) => {
                     busy = matches!(error, AdminError::TimedOut { .. });
-                    forget_at = Some(Instant::now() + if busy { BUSY_GRACE } else { MASTER_GRACE });
+                    forget_at = Some(
+                        Instant::now() + if busy { BUSY_MASTER_SILENCE_LIMIT } else { MASTER_SILENCE_LIMIT },
+                    );
                 }
-                NodeEvent::MasterBack => {
+                StoreNodeEvent::MasterRecovered => {
                     let forgotten = forget_at.take().is_none();
                     if busy && !forgotten {
                         tracing::debug!("the store's master answers again");
                         continue;
                     }
                 }
-                NodeEvent::Up(_) | NodeEvent::Lost(..) => {}
+                StoreNodeEvent::Up(_) | StoreNodeEvent::Lost(..) => {}
             }
-            self.node_told(event);
-            self.metrics.nodes.set(i64::try_from(watch.up().count()).unwrap_or(i64::MAX));
+            self.apply_node_event(event);
+            self.metrics.nodes.set(i64::try_from(watch.mark_up().count()).unwrap_or(i64::MAX));
         }
     }
 
-    fn node_told(&self, event: NodeEvent) {
+    fn apply_node_event(&self, event: StoreNodeEvent) {
         match event {
-            NodeEvent::Up(node) => {
+            StoreNodeEvent::Up(node) => {
                 tracing::info!(node = node.endpoint, "store node is there");
             }
-            NodeEvent::Lost(node, why) => {
+            StoreNodeEvent::Lost(node, why) => {
                 tracing::warn!(node = node.endpoint, %why, "store node is lost, its pages do not count any more");
-                self.lose(&node.endpoint);
+                self.remove_node(&node.endpoint);
             }
-            NodeEvent::MasterLost(error) => {
+            StoreNodeEvent::MasterLost(error) => {
                 tracing::warn!(%error, "the store's master does not answer; its pages are forgotten if that lasts");
                 return;
             }
-            NodeEvent::MasterBack => {
+            StoreNodeEvent::MasterRecovered => {
                 tracing::info!("the store's master answers");
                 // It may be another process, which has no keys.
                 self.confirmed.invalidate_all();
             }
         }
-        self.read_now.notify_one();
+        self.scan_requested.notify_one();
     }
 
     /// Forgets all pages, until they are found again.
-    pub(super) fn forget(&self) {
-        let known = std::mem::take(&mut self.nodes.lock().known);
-        self.index.change(|pages| known.into_values().for_each(|node| pages.store_node_lost(node)));
+    pub(super) fn clear(&self) {
+        let known = std::mem::take(&mut self.nodes.lock().by_endpoint);
+        self.index.update(|pages| known.into_values().for_each(|node| pages.remove_store_node(node)));
         self.confirmed.invalidate_all();
     }
 
-    fn lose(&self, endpoint: &str) {
+    fn remove_node(&self, endpoint: &str) {
         let mut nodes = self.nodes.lock();
-        if let Some(node) = nodes.known.remove(endpoint) {
-            self.index.change(|pages| pages.store_node_lost(node));
+        if let Some(node) = nodes.by_endpoint.remove(endpoint) {
+            self.index.update(|pages| pages.remove_store_node(node));
         }
         self.confirmed.invalidate_all();
     }
@@ -170,45 +172,45 @@ impl StoreView {
 #[cfg(test)]
 mod tests {
     use mooncake_wire::key::ObjectKey;
-    use moongate_discovery::{KvStore, StoreKeys};
-    use moongate_kvstore::admin::Admin;
-    use moongate_scheduler::index::{Hits, Namespace};
+    use moongate_discovery::{EngineStoreFacts, StoreKeyScheme};
+    use moongate_kvstore::admin::AdminClient;
+    use moongate_scheduler::index::{BlockHashNamespace, IndexLookup};
     use tokio::time::sleep;
 
     use super::*;
-    use crate::predict::index::{EngineEntry, KvIndex};
-    use crate::predict::stored::StoredAs;
+    use crate::predict::index::{EngineSlotGuard, KvIndex};
+    use crate::predict::store_keys::StoreKeyNaming;
 
     const KEY: &str = "tiny@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@58d0879dff3800f65f8c5fd449d73048c0f7699dd238a03b84b146b151d55111";
 
-    fn layout() -> StoredAs {
-        let store = KvStore {
-            keys: StoreKeys::Vllm { prefix: String::new(), model: Some("tiny".into()) },
+    fn layout() -> StoreKeyNaming {
+        let store = EngineStoreFacts {
+            keys: StoreKeyScheme::Vllm { prefix: String::new(), model: Some("tiny".into()) },
             tp_size: Some(1),
             pp_size: None,
             prefetch_threshold: None,
             prefetch_policy: None,
             master: None,
         };
-        StoredAs::of(&store, Namespace::new(&["vllm", "tiny"])).unwrap()
+        StoreKeyNaming::from_store(&store, BlockHashNamespace::new(&["vllm", "tiny"])).unwrap()
     }
 
     #[tokio::test(start_paused = true)]
-    async fn pages_of_a_store_whose_master_stays_silent_are_forgotten() {
+    async fn blocks_are_cleared_when_the_master_stays_silent() {
         // Nobody listens there.
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let admin = Admin::new(&free.to_string(), Default::default()).unwrap();
+        let admin = AdminClient::new(&free.to_string(), Default::default()).unwrap();
         let index = KvIndex::new(100);
-        let engine = EngineEntry::new(index.clone());
+        let engine = EngineSlotGuard::new(index.clone());
         let view = StoreView::new(admin, index.clone(), Arc::default());
-        let stored = layout().read(&ObjectKey::parse(KEY).unwrap()).unwrap();
+        let stored = layout().parse_key(&ObjectKey::parse(KEY).unwrap()).unwrap();
         let key = stored.page;
-        let at = ("127.0.0.1:1".to_owned(), Medium::Dram);
-        assert!(view.page_is(&layout(), key, [Some(at.clone()), Some(at)]));
+        let at = ("127.0.0.1:1".to_owned(), StoreMedium::Dram);
+        assert!(view.record_block(&layout(), key, [Some(at.clone()), Some(at)]));
         let shared = |index: &KvIndex| {
-            let mut hits = Hits::default();
+            let mut hits = IndexLookup::default();
             index.lookup(&[key], &mut hits);
-            hits.of(engine.slot()).shared
+            hits.engine(engine.slot()).shared
         };
         assert_eq!(shared(&index), 1);
         let stop = CancellationToken::new();
@@ -220,6 +222,6 @@ mod tests {
             stop.cancel();
         };
         tokio::join!(view.watch_nodes(stop.clone()), wait);
-        assert!(start.elapsed() >= MASTER_GRACE, "a short silence is forgiven");
+        assert!(start.elapsed() >= MASTER_SILENCE_LIMIT, "a short silence is forgiven");
     }
 }

@@ -2,60 +2,60 @@
 
 /// Sequence numbers of one connection to the master's event socket.
 #[derive(Debug, Default)]
-pub(super) struct Sequence {
+pub(super) struct EventSequence {
     /// Number of the next message, once it is known.
     next: Option<u64>,
     /// Number of the last message that came on this connection.
-    heard: Option<u64>,
+    last_received: Option<u64>,
     /// Messages that had been published at the last check.
-    due: u64,
+    published: u64,
 }
 
 /// What a message's number says about those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Before {
+pub(super) enum SequenceCheck {
     /// All of them have been heard.
-    Heard,
+    Complete,
     /// So many have not.
     Missed(u64),
     /// They were another publisher's.
     Restarted,
 }
 
-impl Sequence {
+impl EventSequence {
     /// A new connection, on which `published` messages can have been missed.
     pub(super) fn connected(published: Option<u64>) -> Self {
         Self {
             next: published.map(|published| published.saturating_add(1)),
-            due: published.unwrap_or(0),
-            heard: None,
+            published: published.unwrap_or(0),
+            last_received: None,
         }
     }
 
     /// A message has come.
-    pub(super) fn message(&mut self, number: u64) -> Before {
+    pub(super) fn message(&mut self, number: u64) -> SequenceCheck {
         let next = self.next.unwrap_or(number);
         let after = number.saturating_add(1);
-        if self.heard.replace(number).is_some_and(|heard| number <= heard) {
+        if self.last_received.replace(number).is_some_and(|heard| number <= heard) {
             self.next = Some(after);
-            return Before::Restarted;
+            return SequenceCheck::Restarted;
         }
         self.next = Some(next.max(after));
         match number.checked_sub(next) {
             // Below: it was published before the master said how many there were.
-            Some(0) | None => Before::Heard,
-            Some(missed) => Before::Missed(missed),
+            Some(0) | None => SequenceCheck::Complete,
+            Some(missed) => SequenceCheck::Missed(missed),
         }
     }
 
     /// The master says how many it has published. Returns whether one has not come that was published before the last check. Numbers
     /// may begin at 0 or at 1, so a single one is only missed when the next one comes.
     pub(super) fn check(&mut self, published: u64) -> bool {
-        let missing = self.next.is_some_and(|next| next < self.due);
+        let missing = self.next.is_some_and(|next| next < self.published);
         if missing {
             self.next = Some(published.saturating_add(1));
         }
-        self.due = published;
+        self.published = published;
         missing
     }
 }
@@ -67,40 +67,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_masters_count_tells_what_the_first_message_misses() {
-        assert_eq!(Sequence::default().message(7), Before::Heard, "nobody knows better");
-        assert_eq!(Sequence::connected(Some(6)).message(7), Before::Heard);
-        assert_eq!(Sequence::connected(Some(4)).message(7), Before::Missed(2));
-        let mut late = Sequence::connected(Some(7));
-        assert_eq!([6, 7, 8].map(|number| late.message(number)), [Before::Heard; 3]);
-        assert_eq!(late.message(0), Before::Restarted);
-        assert_eq!([1, 3].map(|number| late.message(number)), [Before::Heard, Before::Missed(1)]);
+    fn the_published_count_reveals_missed_messages() {
+        assert_eq!(EventSequence::default().message(7), SequenceCheck::Complete, "nobody knows better");
+        assert_eq!(EventSequence::connected(Some(6)).message(7), SequenceCheck::Complete);
+        assert_eq!(EventSequence::connected(Some(4)).message(7), SequenceCheck::Missed(2));
+        let mut late = EventSequence::connected(Some(7));
+        assert_eq!([6, 7, 8].map(|number| late.message(number)), [SequenceCheck::Complete; 3]);
+        assert_eq!(late.message(0), SequenceCheck::Restarted);
+        assert_eq!(
+            [1, 3].map(|number| late.message(number)),
+            [SequenceCheck::Complete, SequenceCheck::Missed(1)]
+        );
     }
 
     #[test]
     fn messages_that_never_come_are_missed() {
-        let mut sequence = Sequence::connected(Some(3));
+        let mut sequence = EventSequence::connected(Some(3));
         assert!(!sequence.check(3));
         assert!(!sequence.check(9), "they may be on their way");
-        assert_eq!(sequence.message(4), Before::Heard);
+        assert_eq!(sequence.message(4), SequenceCheck::Complete);
         assert!(sequence.check(9));
         assert!(!sequence.check(9), "told once");
-        assert_eq!(sequence.message(10), Before::Heard);
+        assert_eq!(sequence.message(10), SequenceCheck::Complete);
     }
 
     proptest! {
         /// Whatever is lost on the way is told, to the message.
         #[test]
         fn losses_are_counted(first in 0_u64..3, lost in prop::collection::vec(any::<bool>(), 1..60)) {
-            let mut sequence = Sequence::connected(Some(first));
+            let mut sequence = EventSequence::connected(Some(first));
             let (mut told, mut heard) = (0, 0);
             for (number, lost) in (first + 1..).zip(&lost) {
                 if !lost {
                     heard = number - first;
                     match sequence.message(number) {
-                        Before::Heard => {}
-                        Before::Missed(missed) => told += missed,
-                        Before::Restarted => prop_assert!(false, "numbers only grow"),
+                        SequenceCheck::Complete => {}
+                        SequenceCheck::Missed(missed) => told += missed,
+                        SequenceCheck::Restarted => prop_assert!(false, "numbers only grow"),
                     }
                 }
             }

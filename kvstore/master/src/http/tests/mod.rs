@@ -7,30 +7,33 @@ use axum::body::Body;
 use http::Request;
 use http_body_util::BodyExt as _;
 use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
-use moongate_kvcore::Settings;
+use moongate_kvcore::MasterCoreOptions;
 use tower::ServiceExt as _;
 
-use super::stream::Pieces as _;
+use super::chunked_body::ChunkedBody as _;
 use super::*;
-use crate::events::Queue;
+use crate::events::KvEventQueue;
 use crate::journal::MemoryJournal;
-use crate::observe::Observed;
-use crate::server::{ServerOptions, Standing};
+use crate::observer::ObservingJournal;
+use crate::server::{LeadershipStatus, MasterServerOptions};
 
 const SEGMENTS: [&str; 2] = ["127.0.0.1:13102", "127.0.0.1:13681"];
 
-fn admin(core: Settings) -> Arc<Admin> {
-    let observer = Arc::new(Observer::new(Some(Arc::new(Queue::new(1 << 16)))));
-    let journal = Observed::new(Arc::new(MemoryJournal::new(1 << 20)), Arc::clone(&observer));
-    let server = Arc::new(Server::new(ServerOptions { core, ..ServerOptions::default() }, Arc::new(journal)));
-    server.standing.store(Arc::new(Standing::alone()));
-    let summary = Mutex::new(Summary::new(&server));
-    Arc::new(Admin { server, observer, events: None, quotas: None, summary })
+fn admin(core: MasterCoreOptions) -> Arc<AdminContext> {
+    let observer = Arc::new(FactObserver::new(Some(Arc::new(KvEventQueue::new(1 << 16)))));
+    let journal = ObservingJournal::new(Arc::new(MemoryJournal::new(1 << 20)), Arc::clone(&observer));
+    let server = Arc::new(MasterServer::new(
+        MasterServerOptions { core, ..MasterServerOptions::default() },
+        Arc::new(journal),
+    ));
+    server.leadership.store(Arc::new(LeadershipStatus::standalone()));
+    let summary = Mutex::new(MetricsSummary::new(&server));
+    Arc::new(AdminContext { server, observer, events: None, quotas: None, summary })
 }
 
 /// Leases outlast any test.
-fn settings() -> Settings {
-    Settings { lease_ttl_ms: 3_600_000, client_ttl_ms: 3_600_000, ..Settings::default() }
+fn settings() -> MasterCoreOptions {
+    MasterCoreOptions { lease_ttl_ms: 3_600_000, client_ttl_ms: 3_600_000, ..MasterCoreOptions::default() }
 }
 
 fn id(number: u64) -> Uuid {
@@ -38,7 +41,7 @@ fn id(number: u64) -> Uuid {
 }
 
 /// Two segments of 32 MiB.
-fn mount(server: &Server) {
+fn mount(server: &MasterServer) {
     for (number, name) in (1..).zip(SEGMENTS) {
         let segment = Segment {
             id: id(number),
@@ -53,7 +56,7 @@ fn mount(server: &Server) {
     }
 }
 
-fn put(server: &Server, key: &str, size: u64, replicas: u64) {
+fn put(server: &MasterServer, key: &str, size: u64, replicas: u64) {
     let (now, client, mut recorder) = (server.clock.now_ms(), id(1), server.recorder());
     let config = ReplicateConfig {
         replica_num: replicas,
@@ -65,26 +68,26 @@ fn put(server: &Server, key: &str, size: u64, replicas: u64) {
     server.master.put_end(now, client, "default", &object, ReplicaType::ALL, &mut recorder).unwrap();
 }
 
-struct Answer {
+struct AdminTestResponse {
     status: String,
     content_type: String,
     body: String,
 }
 
-async fn ask(router: &Router, request: Request<Body>) -> Answer {
+async fn send(router: &Router, request: Request<Body>) -> AdminTestResponse {
     let answer = router.clone().oneshot(request).await.unwrap();
     let status = answer.status().to_string();
     let content_type = answer.headers().get("content-type").map(|it| it.to_str().unwrap().to_owned());
     let body = answer.into_body().collect().await.unwrap().to_bytes();
-    Answer {
+    AdminTestResponse {
         status,
         content_type: content_type.unwrap_or_default(),
         body: String::from_utf8(body.into()).unwrap(),
     }
 }
 
-async fn get_path(router: &Router, path: &str) -> Answer {
-    ask(router, Request::get(path).body(Body::empty()).unwrap()).await
+async fn get_path(router: &Router, path: &str) -> AdminTestResponse {
+    send(router, Request::get(path).body(Body::empty()).unwrap()).await
 }
 
 #[tokio::test]
@@ -93,16 +96,16 @@ async fn quotas_are_kept_in_their_file() {
     let path = folder.path().join("quotas.yaml");
     std::fs::write(&path, "version: 1\ntenants: []\n").unwrap();
     let (quotas, _) = QuotaFile::read(&path).unwrap();
-    let admin = Arc::into_inner(admin(Settings { multi_tenant: true, ..settings() })).unwrap();
-    let router = admin_router(Arc::new(Admin { quotas: Some(quotas), ..admin }));
+    let admin = Arc::into_inner(admin(MasterCoreOptions { multi_tenant: true, ..settings() })).unwrap();
+    let router = admin_router(Arc::new(AdminContext { quotas: Some(quotas), ..admin }));
     let url = "/api/v1/tenant_quotas?tenant_id=";
     for tenant in ["a", "b"] {
         let request =
             Request::put(format!("{url}{tenant}")).body(Body::from("{\"requested_quota_bytes\":5}"));
-        assert_eq!(ask(&router, request.unwrap()).await.status, "200 OK");
+        assert_eq!(send(&router, request.unwrap()).await.status, "200 OK");
     }
     let request = Request::delete(format!("{url}a")).body(Body::empty()).unwrap();
-    assert_eq!(ask(&router, request).await.status, "200 OK");
+    assert_eq!(send(&router, request).await.status, "200 OK");
     assert_eq!(QuotaFile::read(&path).unwrap().1, [("b".to_owned(), 5)]);
     let metrics = get_path(&router, "/metrics").await.body;
     assert!(metrics.contains("\nmooncake_tenant_quota_requested_bytes{tenant_id=\"b\"} 5\n"), "{metrics}");
@@ -137,7 +140,7 @@ async fn a_peek_tells_which_nodes_are_silent() {
     mount(server);
     put(server, "both", 100, 2);
     put(server, "first", 100, 1);
-    server.master.client_lost(server.clock.now_ms(), id(1), &mut server.recorder());
+    server.master.client_disconnected(server.clock.now_ms(), id(1), &mut server.recorder());
     let answer = get_path(&admin_router(Arc::clone(&admin)), "/api/v1/peek?keys=both,first").await;
     let answer: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
     assert_eq!(answer["silent_segments"], serde_json::json!([SEGMENTS[0]]));
@@ -147,7 +150,7 @@ async fn a_peek_tells_which_nodes_are_silent() {
     let many: String =
         (0..20_000).map(|number| format!("{number:064x}\n")).chain(["both".to_owned()]).collect();
     let request = Request::post("/api/v1/peek").body(Body::from(many)).unwrap();
-    let answer = ask(&admin_router(Arc::clone(&admin)), request).await;
+    let answer = send(&admin_router(Arc::clone(&admin)), request).await;
     let answer: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
     let data = answer["data"].as_object().unwrap();
     assert_eq!((data.len(), data["both"]["ok"].as_bool()), (20_001, Some(true)));
@@ -156,7 +159,7 @@ async fn a_peek_tells_which_nodes_are_silent() {
 #[tokio::test]
 async fn who_does_not_decide_says_nothing_about_data() {
     let admin = admin(settings());
-    admin.server.standing.store(Arc::new(Standing::starting()));
+    admin.server.leadership.store(Arc::new(LeadershipStatus::starting()));
     let router = admin_router(Arc::clone(&admin));
     for path in ["/get_all_keys", "/batch_query_keys?keys=a", "/get_segments_detail", "/api/v1/snapshot"] {
         assert_eq!(get_path(&router, path).await.status, "503 Service Unavailable", "{path}");
@@ -190,14 +193,17 @@ async fn all_keys_come_though_the_answer_has_many_pieces() {
 /// Whatever happens between two pieces of a snapshot: with the events after the number that it begins with, it is the truth.
 #[test]
 fn a_snapshot_and_the_events_after_it_are_the_truth() {
-    let queue = Arc::new(Queue::new(1 << 16));
-    let observer = Arc::new(Observer::new(Some(Arc::clone(&queue))));
-    let journal = Observed::new(Arc::new(MemoryJournal::new(1 << 20)), Arc::clone(&observer));
-    let core = Settings { shards: 4, ..settings() };
-    let server = Arc::new(Server::new(ServerOptions { core, ..ServerOptions::default() }, Arc::new(journal)));
-    let summary = Mutex::new(Summary::new(&server));
+    let queue = Arc::new(KvEventQueue::new(1 << 16));
+    let observer = Arc::new(FactObserver::new(Some(Arc::clone(&queue))));
+    let journal = ObservingJournal::new(Arc::new(MemoryJournal::new(1 << 20)), Arc::clone(&observer));
+    let core = MasterCoreOptions { shards: 4, ..settings() };
+    let server = Arc::new(MasterServer::new(
+        MasterServerOptions { core, ..MasterServerOptions::default() },
+        Arc::new(journal),
+    ));
+    let summary = Mutex::new(MetricsSummary::new(&server));
     let admin =
-        Arc::new(Admin { server: Arc::clone(&server), observer, events: None, quotas: None, summary });
+        Arc::new(AdminContext { server: Arc::clone(&server), observer, events: None, quotas: None, summary });
     mount(&server);
     let key = |number: u64| format!("{:016x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     (0..4000).for_each(|number| put(&server, &key(number), 1, 1));
@@ -226,7 +232,8 @@ fn a_snapshot_and_the_events_after_it_are_the_truth() {
             keys.remove(key)
         };
     });
-    let (mut truth, mut from) = (std::collections::BTreeSet::new(), Some(moongate_kvcore::Cursor::default()));
+    let (mut truth, mut from) =
+        (std::collections::BTreeSet::new(), Some(moongate_kvcore::ObjectCursor::default()));
     while let Some(cursor) = from {
         from = server.master.keys(cursor, 1000, |_, key| {
             truth.insert(key.to_owned());

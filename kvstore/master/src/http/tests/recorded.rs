@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use http::Request;
-use mooncake_wire::rpc::Method;
-use moongate_kvcore::Settings;
+use mooncake_wire::rpc::RpcMethod;
+use moongate_kvcore::MasterCoreOptions;
 use regex::Regex;
 
 use super::*;
-use crate::metadata::{Metadata, metadata_router};
+use crate::metadata::{MetadataStore, metadata_router};
 
 /// The samples, recorded from Mooncake 0.3.13.post1.
 const SAMPLES: &str = include_str!("../../../tests/vectors/http_samples.txt");
@@ -17,19 +17,19 @@ const TENANT_SAMPLES: &str = include_str!("../../../tests/vectors/tenant_quota_s
 const METRICS: &str = include_str!("../../../tests/vectors/metrics.txt");
 
 /// A recorded request: how it was made with curl.
-struct Sample<'a> {
+struct RecordedAdminRequest<'a> {
     method: &'a str,
     port: &'a str,
     path: &'a str,
     body: &'a str,
-    answer: Answer,
+    answer: AdminTestResponse,
 }
 
-fn samples(text: &'static str) -> Vec<Sample<'static>> {
+fn samples(text: &'static str) -> Vec<RecordedAdminRequest<'static>> {
     text.split("### ").filter(|it| !it.trim().is_empty()).map(sample).collect()
 }
 
-fn sample(text: &'static str) -> Sample<'static> {
+fn sample(text: &'static str) -> RecordedAdminRequest<'static> {
     let (request, answer) = text.split_once('\n').unwrap();
     let word_after = |flag: &str| request.split_once(flag).map(|(_, rest)| rest.split(' ').next().unwrap());
     let (port, path) = request.split_once("127.0.0.1:").unwrap().1.split_at(4);
@@ -37,12 +37,12 @@ fn sample(text: &'static str) -> Sample<'static> {
         answer.split_once("GMT\n").or_else(|| answer.split_once("\n\n")).unwrap_or((answer, ""));
     let header = |name: &str| head.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
     let status = head.lines().next().unwrap().strip_prefix("HTTP/1.1 ").unwrap();
-    Sample {
+    RecordedAdminRequest {
         method: word_after("-X ").unwrap_or("GET"),
         port,
         path: path.split(' ').next().unwrap(),
         body: word_after("-d ").unwrap_or_default(),
-        answer: Answer {
+        answer: AdminTestResponse {
             status: status.to_owned(),
             content_type: header("Content-Type: ").to_owned(),
             body: body.to_owned(),
@@ -82,9 +82,9 @@ fn shape(body: &str) -> String {
     lines.join("\n")
 }
 
-async fn compare(admin: &Arc<Admin>, admin_port: &str, samples: Vec<Sample<'_>>) {
+async fn compare(admin: &Arc<AdminContext>, admin_port: &str, samples: Vec<RecordedAdminRequest<'_>>) {
     let (router, metadata) =
-        (admin_router(Arc::clone(admin)), metadata_router(Arc::new(Metadata::in_memory())));
+        (admin_router(Arc::clone(admin)), metadata_router(Arc::new(MetadataStore::in_memory())));
     let mut job = String::new();
     for sample in samples {
         let path = sample.path.replace("6433642746086771731-17100531213125438380", &job);
@@ -92,14 +92,15 @@ async fn compare(admin: &Arc<Admin>, admin_port: &str, samples: Vec<Sample<'_>>)
         let request = Request::builder().method(sample.method).uri(&path);
         let request = request.body(Body::from(sample.body.to_owned())).unwrap();
         let router = if sample.port == admin_port { &router } else { &metadata };
-        let answer = ask(router, request).await;
+        let answer = send(router, request).await;
         assert_eq!(answer.status, sample.answer.status, "{what}: {}", answer.body);
         if !sample.answer.content_type.is_empty() || sample.port != admin_port {
             assert_eq!(answer.content_type, sample.answer.content_type, "{what}");
         }
         assert_eq!(shape(&answer.body), shape(&sample.answer.body), "{what}");
         if path == "/api/v1/drain_jobs" && answer.status == "200 OK" {
-            let created: mooncake_wire::admin::DrainJobChanged = serde_json::from_str(&answer.body).unwrap();
+            let created: mooncake_wire::admin::DrainJobChangeResponse =
+                serde_json::from_str(&answer.body).unwrap();
             job = created.job_id.to_string();
             let server = &admin.server;
             server.master.tick(server.clock.now_ms() + 1000, &mut server.recorder());
@@ -118,14 +119,14 @@ async fn answers_are_those_that_were_recorded() {
     let samples = samples(SAMPLES);
     assert_eq!(samples.len(), 49);
     compare(&admin, "9103", samples).await;
-    assert_eq!(server.counters.of(Method::RemoveAll).requests, 2);
-    let gets = server.counters.of(Method::GetReplicaList);
+    assert_eq!(server.counters.call_counts(RpcMethod::RemoveAll).requests, 2);
+    let gets = server.counters.call_counts(RpcMethod::GetReplicaList);
     assert_eq!((gets.requests, gets.failures), (5, 3));
 }
 
 #[tokio::test]
 async fn quotas_are_those_that_were_recorded() {
-    let admin = admin(Settings { multi_tenant: true, ..settings() });
+    let admin = admin(MasterCoreOptions { multi_tenant: true, ..settings() });
     mount(&admin.server);
     let samples = samples(TENANT_SAMPLES);
     assert_eq!(samples.len(), 8);
@@ -191,15 +192,24 @@ async fn the_page_says_what_there_is() {
     let page = include_str!("../../../../../docs/master.md");
     let supervisor = moongate_runtime::Supervisor::new();
     let bind = "tcp://127.0.0.1:*".parse().unwrap();
-    let options = crate::events::EventsOptions { bind, replay: None, backend: String::new(), kept_bytes: 0 };
-    let events =
-        Events::start(Arc::new(Queue::new(1)), options, crate::events::Numbers::default(), &supervisor)
-            .await
-            .unwrap();
+    let options = crate::events::KvEventPublisherOptions {
+        bind,
+        replay: None,
+        backend: String::new(),
+        replay_bytes: 0,
+    };
+    let events = KvEventPublisher::start(
+        Arc::new(KvEventQueue::new(1)),
+        options,
+        crate::events::EventNumberAllocator::default(),
+        &supervisor,
+    )
+    .await
+    .unwrap();
     let admin = Arc::into_inner(admin(settings())).unwrap();
     mount(&admin.server);
     put(&admin.server, "model_x", 70_000, 1);
-    let router = admin_router(Arc::new(Admin { events: Some(events), ..admin }));
+    let router = admin_router(Arc::new(AdminContext { events: Some(events), ..admin }));
     for path in ["/api/v1/peek?keys=model_x", "/api/v1/prefixes", "/api/v1/snapshot"] {
         let name = path.split('?').next().unwrap();
         assert!(page.contains(name), "{name}");

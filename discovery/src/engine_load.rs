@@ -1,0 +1,243 @@
+//! What an engine says of its own load.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::probe::http::root_cause;
+use crate::topology::EngineKind;
+
+/// Time for one answer.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest answer that is read.
+const MAX_BYTES: usize = 4 << 20;
+
+/// What an engine has to do, over all of its data-parallel ranks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct EngineLoad {
+    /// Requests that it works on.
+    pub running: u32,
+    /// Requests that wait for their turn.
+    pub waiting: u32,
+    /// Prompt tokens of those that are in no cache of it; 0 if it does not tell, as vLLM.
+    pub waiting_uncached_tokens: u64,
+    /// Tokens that running requests hold.
+    pub used_tokens: u64,
+    /// Tokens that it has room for; 0 if it does not tell.
+    pub capacity_tokens: u64,
+    /// Requests of a pair whose KV cache is on its way; only SGLang tells.
+    pub handing_over: u32,
+}
+
+/// Why an engine's load is not known.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EngineLoadError {
+    /// Nothing usable arrived in time.
+    #[error("GET {0}: no answer in time")]
+    TimedOut(String),
+    /// Not even a status, or an error's.
+    #[error("GET {0}: {1}")]
+    Failed(String, String),
+    /// The engine answers, but not with its load: metrics may be off.
+    #[error("GET {0}: {1}")]
+    Missing(String, String),
+}
+
+impl EngineLoadError {
+    /// Whether the only trouble was time.
+    #[must_use]
+    pub fn timed_out(&self) -> bool {
+        matches!(self, Self::TimedOut(_))
+    }
+}
+
+/// Asks an engine at `base`, `http://host:port` or `https://host:port`.
+///
+/// # Errors
+/// [`EngineLoadError`].
+pub async fn fetch_load(
+    client: &reqwest::Client,
+    engine: EngineKind,
+    base: &str,
+    api_key: Option<&str>,
+) -> Result<EngineLoad, EngineLoadError> {
+    let path = match engine {
+        EngineKind::Sglang => "/v1/loads?include=core,disagg",
+        EngineKind::Vllm => "/metrics",
+    };
+    let url = format!("{base}{path}");
+    let failed = |error: reqwest::Error| match error.is_timeout() {
+        true => EngineLoadError::TimedOut(url.clone()),
+        false => EngineLoadError::Failed(url.clone(), root_cause(&error)),
+    };
+    let mut request = client.get(&url).timeout(REQUEST_TIMEOUT);
+    if let Some(key) = api_key {
+        request = request.bearer_auth(key);
+    }
+    let mut response = moongate_runtime::net::send_request(request).await.map_err(failed)?;
+    if !response.status().is_success() {
+        let status = format!("HTTP {}", response.status());
+        return Err(match response.status().as_u16() {
+            400..500 => EngineLoadError::Missing(url, status),
+            _ => EngineLoadError::Failed(url, status),
+        });
+    }
+    let mut body = Vec::new();
+    while let Some(piece) = response.chunk().await.map_err(failed)? {
+        body.extend_from_slice(&piece);
+        if body.len() > MAX_BYTES {
+            return Err(EngineLoadError::Missing(url, format!("more than {MAX_BYTES} bytes")));
+        }
+    }
+    parse_load(engine, &body).map_err(|reason| EngineLoadError::Missing(url, reason))
+}
+
+/// Reads the answer of [`fetch_load`].
+///
+/// # Errors
+/// Why the load is not in it.
+pub fn parse_load(engine: EngineKind, body: &[u8]) -> Result<EngineLoad, String> {
+    match engine {
+        EngineKind::Sglang => sglang(body),
+        EngineKind::Vllm => vllm(&String::from_utf8_lossy(body)),
+    }
+}
+
+/// SGLang's `/v1/loads`: an entry for each data-parallel rank.
+fn sglang(body: &[u8]) -> Result<EngineLoad, String> {
+    #[derive(Deserialize)]
+    struct SglangLoads {
+        loads: Vec<SglangRankLoad>,
+    }
+    #[derive(Deserialize)]
+    #[serde(default)]
+    #[derive(Default)]
+    struct SglangRankLoad {
+        num_running_reqs: u32,
+        num_waiting_reqs: u32,
+        num_waiting_uncached_tokens: u64,
+        num_used_tokens: u64,
+        max_total_num_tokens: u64,
+        disaggregation: Option<SglangDisaggregationQueues>,
+    }
+    #[derive(Deserialize, Default)]
+    #[serde(default)]
+    struct SglangDisaggregationQueues {
+        prefill_bootstrap_queue_reqs: u32,
+        prefill_inflight_queue_reqs: u32,
+        decode_prealloc_queue_reqs: u32,
+        decode_transfer_queue_reqs: u32,
+        decode_retracted_queue_reqs: u32,
+    }
+    let SglangLoads { loads } = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+    let mut sum = EngineLoad::default();
+    for rank in loads {
+        sum.running = sum.running.saturating_add(rank.num_running_reqs);
+        sum.waiting = sum.waiting.saturating_add(rank.num_waiting_reqs);
+        sum.waiting_uncached_tokens =
+            sum.waiting_uncached_tokens.saturating_add(rank.num_waiting_uncached_tokens);
+        sum.used_tokens = sum.used_tokens.saturating_add(rank.num_used_tokens);
+        sum.capacity_tokens = sum.capacity_tokens.saturating_add(rank.max_total_num_tokens);
+        let queues = rank.disaggregation.unwrap_or_default();
+        for queue in [
+            queues.prefill_bootstrap_queue_reqs,
+            queues.prefill_inflight_queue_reqs,
+            queues.decode_prealloc_queue_reqs,
+            queues.decode_transfer_queue_reqs,
+            queues.decode_retracted_queue_reqs,
+        ] {
+            sum.handing_over = sum.handing_over.saturating_add(queue);
+        }
+    }
+    Ok(sum)
+}
+
+/// vLLM's metrics: a line for each data-parallel engine. It does not tell how many tokens wait.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to what the type holds")]
+fn vllm(text: &str) -> Result<EngineLoad, String> {
+    let (mut running, mut waiting, mut usage, mut engines, mut capacity) = (0.0, 0.0, 0.0, 0.0, 0);
+    for line in text.lines() {
+        let Some((name, rest)) = line.split_once('{') else { continue };
+        let Some((labels, value)) = rest.rsplit_once("} ") else { continue };
+        let value: f64 = value.trim().parse().unwrap_or(0.0);
+        match name {
+            "vllm:num_requests_running" => running += value,
+            "vllm:num_requests_waiting" => waiting += value,
+            "vllm:kv_cache_usage_perc" => {
+                usage += value;
+                engines += 1.0;
+            }
+            "vllm:cache_config_info" => {
+                let number = |name| label(labels, name).and_then(|text| text.parse::<u64>().ok());
+                // Older releases tell blocks only.
+                let blocks = || Some(number("block_size")?.saturating_mul(number("num_gpu_blocks")?));
+                let tokens = number("kv_cache_size_tokens").or_else(blocks).unwrap_or(0);
+                capacity = u64::saturating_add(capacity, tokens);
+            }
+            _ => {}
+        }
+    }
+    if engines == 0.0 {
+        return Err("its metrics have no vllm:kv_cache_usage_perc".to_owned());
+    }
+    let share = (usage / engines).clamp(0.0, 1.0);
+    Ok(EngineLoad {
+        running: running as u32,
+        waiting: waiting as u32,
+        used_tokens: (share * capacity as f64) as u64,
+        capacity_tokens: capacity,
+        ..EngineLoad::default()
+    })
+}
+
+fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
+    labels.split(',').find_map(|pair| {
+        let (found, value) = pair.split_once('=')?;
+        (found == name).then(|| value.trim_matches('"'))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_added() {
+        let rank = concat!(
+            r#"{"dp_rank":0,"num_running_reqs":2,"num_waiting_reqs":1,"num_waiting_uncached_tokens":500,"num_used_tokens":70,"#,
+            r#""max_total_num_tokens":1000,"disaggregation":{"mode":"prefill","prefill_inflight_queue_reqs":3},"more":[1]}"#
+        );
+        let load = sglang(format!(r#"{{"timestamp":1.5,"loads":[{rank},{rank}]}}"#).as_bytes()).unwrap();
+        let expected = EngineLoad {
+            running: 4,
+            waiting: 2,
+            waiting_uncached_tokens: 1000,
+            used_tokens: 140,
+            capacity_tokens: 2000,
+            handing_over: 6,
+        };
+        assert_eq!(load, expected);
+        assert!(sglang(b"[]").is_err());
+    }
+
+    #[test]
+    fn metrics_are_read() {
+        let text = "# TYPE vllm:num_requests_running gauge\n\
+            vllm:num_requests_running{engine=\"0\",model_name=\"m\"} 3.0\n\
+            vllm:num_requests_waiting{engine=\"0\",model_name=\"m\"} 2.0\n\
+            vllm:num_requests_waiting_by_reason{engine=\"0\",reason=\"capacity\"} 9.0\n\
+            vllm:kv_cache_usage_perc{engine=\"0\",model_name=\"m\"} 0.25\n\
+            vllm:cache_config_info{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"100\"} 1.0\n";
+        let load = vllm(text).unwrap();
+        assert_eq!((load.running, load.waiting, load.used_tokens, load.capacity_tokens), (3, 2, 400, 1600));
+        assert!(vllm("nothing\n").is_err());
+    }
+
+    #[test]
+    fn impossible_capacities_of_ranks_do_not_overflow() {
+        let most = "vllm:cache_config_info{kv_cache_size_tokens=\"18446744073709551615\"} 1.0\n";
+        let text = format!("vllm:kv_cache_usage_perc{{engine=\"0\"}} 1.0\n{most}{most}");
+        let load = vllm(&text).unwrap();
+        assert_eq!((load.used_tokens, load.capacity_tokens), (u64::MAX, u64::MAX));
+    }
+}

@@ -1,0 +1,287 @@
+//! What engines answer, read tolerantly: unknown members are ignored, missing ones are `None`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::kv_cache::PrefetchPolicy;
+use crate::topology::{EngineRole, KvConnector, PriorityOrder};
+
+/// Most model names taken from one engine.
+const MAX_MODELS: usize = 1024;
+/// Most data-parallel ranks taken from one engine.
+pub(crate) const MAX_RANKS: u32 = 4096;
+/// Longest name of a hash algorithm that is taken.
+const MAX_ALGORITHM: usize = 64;
+/// Longest path of a tokenizer that is taken: Linux has none that is longer.
+const MAX_PATH: usize = 4096;
+/// Priorities count milliseconds. An engine that stops running requests only for differences from here on, more than a quarter of an hour,
+/// is taken for one that stops none.
+const NO_PREEMPTION: u64 = 1_000_000;
+
+/// SGLang's `/server_info`: its server arguments and state; `/model_info` has the first half of these members.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub(crate) struct SglangServerInfo {
+    #[serde(default)]
+    pub(crate) model_path: Option<String>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) tokenizer_path: Option<String>,
+    /// `--chat-template`: a file or a name, instead of the model's own.
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) chat_template: Option<String>,
+    #[serde(default)]
+    pub(crate) served_model_name: Option<String>,
+    /// Absent: the engine does not say. Present and null or `"null"`: a plain engine.
+    #[serde(default, deserialize_with = "present")]
+    pub(crate) disaggregation_mode: Option<Option<String>>,
+    #[serde(default)]
+    pub(crate) disaggregation_bootstrap_port: Option<u16>,
+    #[serde(default)]
+    pub(crate) version: Option<String>,
+    #[serde(default)]
+    pub(crate) dp_size: Option<u32>,
+    #[serde(default)]
+    pub(crate) page_size: Option<u32>,
+    #[serde(default)]
+    pub(crate) context_length: Option<u32>,
+    // What follows is about the KV cache. An engine serves without it, so a member of another form is only not understood.
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) disable_radix_cache: Option<bool>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) speculative_algorithm: Option<String>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) dcp_size: Option<u32>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) tp_size: Option<u32>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) pp_size: Option<u32>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) attn_cp_size: Option<u32>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) enable_dp_attention: Option<bool>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) enable_hierarchical_cache: Option<bool>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) hicache_storage_backend: Option<String>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) hicache_storage_key_scheme: Option<String>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) hicache_storage_prefetch_policy: Option<PrefetchPolicy>,
+    #[serde(default)]
+    pub(crate) hicache_storage_backend_extra_config: Option<Value>,
+    #[serde(default)]
+    pub(crate) hicache_object_layout: Option<Value>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) enable_priority_scheduling: Option<bool>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) schedule_low_priority_values_first: Option<bool>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) disable_priority_preemption: Option<bool>,
+    #[serde(default, deserialize_with = "lenient")]
+    pub(crate) priority_scheduling_preemption_threshold: Option<u64>,
+    #[serde(default)]
+    pub(crate) kv_events: Option<Value>,
+    #[serde(default)]
+    pub(crate) kv_events_config: Option<Value>,
+}
+
+pub(super) fn present<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Option<String>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
+fn lenient<'de, T: DeserializeOwned, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    Value::deserialize(deserializer).map(|value| T::deserialize(value).ok())
+}
+
+/// Reads a member that is an object, or JSON in a text as it was given on the command line.
+pub(super) fn embedded<T: DeserializeOwned>(member: Option<&Value>) -> Option<T> {
+    match member? {
+        Value::String(text) => serde_json::from_str(text).ok(),
+        value => T::deserialize(value).ok(),
+    }
+}
+
+impl SglangServerInfo {
+    /// `None` unless the body looks like SGLang's: vLLM has a `/server_info` too.
+    pub(crate) fn parse(body: &[u8]) -> Option<Self> {
+        let info: Self = serde_json::from_slice(body).ok()?;
+        (info.disaggregation_mode.is_some() || info.model_path.is_some()).then_some(info)
+    }
+
+    /// Where the tokenizer is whose chat template the engine uses.
+    pub(crate) fn tokenizer(&self) -> Option<String> {
+        match self.chat_template {
+            None => tokenizer(self.tokenizer_path.as_deref().or(self.model_path.as_deref())),
+            Some(_) => None,
+        }
+    }
+
+    /// How it orders waiting requests by priority, if it does that and stops no running ones for it.
+    pub(crate) fn priority_order(&self) -> Option<PriorityOrder> {
+        let preempts = self.disable_priority_preemption != Some(true)
+            && self.priority_scheduling_preemption_threshold.is_none_or(|least| least < NO_PREEMPTION);
+        if self.enable_priority_scheduling != Some(true) || preempts {
+            return None;
+        }
+        Some(match self.schedule_low_priority_values_first {
+            Some(true) => PriorityOrder::SmallestFirst,
+            _ => PriorityOrder::LargestFirst,
+        })
+    }
+
+    pub(crate) fn role(&self) -> Option<EngineRole> {
+        match self.disaggregation_mode.as_ref()?.as_deref() {
+            Some("prefill") => Some(EngineRole::Prefill),
+            Some("decode") => Some(EngineRole::Decode),
+            None | Some("" | "null" | "none") => Some(EngineRole::Plain),
+            Some(_) => None,
+        }
+    }
+}
+
+/// Where a tokenizer is, if it is told in earnest.
+pub(crate) fn tokenizer(told: Option<&str>) -> Option<String> {
+    told.filter(|path| !path.is_empty() && path.len() <= MAX_PATH).map(str::to_owned)
+}
+
+/// `/v1/models` of both engines.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct ServedModels {
+    /// Served names in the engine's order, without duplicates.
+    pub(crate) names: Vec<String>,
+    /// The smallest `max_model_len`, if any is told.
+    pub(crate) context_length: Option<u32>,
+    /// What the first model is loaded from: a path or a repository name.
+    pub(crate) root: Option<String>,
+}
+
+impl ServedModels {
+    pub(crate) fn parse(body: &[u8]) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct ServedModelList {
+            data: Vec<ServedModelCard>,
+        }
+        #[derive(Deserialize)]
+        struct ServedModelCard {
+            id: String,
+            #[serde(default)]
+            max_model_len: Option<u32>,
+            #[serde(default, deserialize_with = "lenient")]
+            root: Option<String>,
+        }
+        let list: ServedModelList = serde_json::from_slice(body).ok()?;
+        Some(Self {
+            context_length: list.data.iter().filter_map(|card| card.max_model_len).min(),
+            root: list.data.first().and_then(|card| card.root.clone()),
+            names: distinct(list.data.into_iter().map(|card| card.id)),
+        })
+    }
+}
+
+/// Names in their order, without duplicates and empty ones.
+pub(crate) fn distinct(names: impl IntoIterator<Item = String>) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    names.into_iter().filter(|name| !name.is_empty() && seen.insert(name.clone())).take(MAX_MODELS).collect()
+}
+
+/// vLLM's `/version`.
+pub(crate) fn version(body: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct VllmVersionBody {
+        version: String,
+    }
+    serde_json::from_slice::<VllmVersionBody>(body).ok().map(|answer| answer.version)
+}
+
+/// The Mooncake bootstrap server's `/query`: `{"<dp rank>": {"engine_id": …, "worker_addr": …}}`.
+pub(crate) fn engine_ids(body: &[u8]) -> Option<BTreeMap<u32, String>> {
+    #[derive(Deserialize)]
+    struct BootstrapRank {
+        engine_id: String,
+    }
+    let ranks: BTreeMap<u32, BootstrapRank> = serde_json::from_slice(body).ok()?;
+    Some(ranks.into_iter().take(MAX_RANKS as usize).map(|(rank, entry)| (rank, entry.engine_id)).collect())
+}
+
+/// What vLLM's `/metrics` tells besides numbers: a connector registers its families when it is made.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct VllmMetrics {
+    nixl: bool,
+    mooncake: bool,
+    /// Whether there is a store's connector, alone or beside another.
+    pub(crate) store: bool,
+    pub(crate) block_size: Option<u32>,
+    /// Tokens per hashed block, where that is set apart from `block_size`.
+    pub(crate) hash_block_size: Option<u32>,
+    pub(crate) hash_algorithm: Option<String>,
+    pub(crate) prefix_caching: Option<bool>,
+    /// Whether blocks are kept in the host's memory too.
+    pub(crate) offloading: Option<bool>,
+    /// Data-parallel ranks behind this server, by the `engine` label.
+    pub(crate) ranks: Option<u32>,
+}
+
+impl VllmMetrics {
+    pub(crate) fn parse(body: &[u8]) -> Self {
+        let mut metrics = Self::default();
+        let mut engines = BTreeSet::new();
+        for line in String::from_utf8_lossy(body).lines() {
+            let line = line.strip_prefix("# TYPE ").unwrap_or(line);
+            let Some(name) = line.strip_prefix("vllm:") else { continue };
+            metrics.nixl |= name.starts_with("nixl_");
+            metrics.store |= name.starts_with("mooncake_store_");
+            metrics.mooncake |= name.starts_with("mooncake_") && !name.starts_with("mooncake_store_");
+            if name.starts_with("cache_config_info{") {
+                metrics.read_cache_config(name);
+            }
+            if name.starts_with("num_requests_running{") && engines.len() < MAX_RANKS as usize {
+                engines.extend(label(name, "engine").map(str::to_owned));
+            }
+        }
+        metrics.ranks = u32::try_from(engines.len()).ok().filter(|ranks| *ranks > 0);
+        metrics
+    }
+
+    /// The labels are the members of vLLM's cache configuration, written as Python does.
+    fn read_cache_config(&mut self, sample: &str) {
+        let told = |name: &str| label(sample, name).filter(|value| *value != "None");
+        self.block_size = self.block_size.or_else(|| told("block_size")?.parse().ok());
+        self.hash_block_size = self.hash_block_size.or_else(|| told("hash_block_size")?.parse().ok());
+        self.prefix_caching =
+            told("enable_prefix_caching").map(|value| value == "True").or(self.prefix_caching);
+        self.offloading = label(sample, "kv_offloading_size").map(|size| size != "None").or(self.offloading);
+        if let Some(name) = told("prefix_caching_hash_algo").filter(|name| name.len() <= MAX_ALGORITHM) {
+            self.hash_algorithm = Some(name.to_owned());
+        }
+    }
+
+    /// The connector that decides the order of the legs: a store beside another connector decides nothing.
+    pub(crate) fn connector(&self) -> Option<KvConnector> {
+        if self.nixl {
+            Some(KvConnector::Nixl)
+        } else if self.mooncake {
+            Some(KvConnector::Mooncake)
+        } else if self.store {
+            Some(KvConnector::Store)
+        } else {
+            None
+        }
+    }
+}
+
+/// Value of a label whose value needs no unescaping.
+fn label<'a>(sample: &'a str, name: &str) -> Option<&'a str> {
+    let rest =
+        ["{", ","].iter().find_map(|before| Some(sample.split_once(&format!("{before}{name}=\""))?.1))?;
+    rest.split_once('"').map(|(value, _)| value)
+}
+
+#[cfg(test)]
+#[path = "answers_tests.rs"]
+mod tests;

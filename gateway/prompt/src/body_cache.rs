@@ -1,0 +1,260 @@
+//! What is kept of earlier bodies, so that of a conversation's next turn only the new messages are read.
+//!
+//! A client sends a conversation again and again, each time with some messages more, so a body begins with the bytes of an earlier one.
+//! A body can be found by the ends of its last messages. A new one is searched from its end for an end that is known; then the bytes
+//! are compared, and what is left to read is the body without the messages that are known.
+
+use std::hash::BuildHasher;
+use std::sync::Arc;
+
+use foldhash::quality::RandomState;
+use memchr::memmem;
+use minijinja::Value;
+use moka::policy::EvictionPolicy;
+use moka::sync::Cache;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::body::{ChatBody, malformed};
+use crate::error::PromptError;
+
+/// Bodies below this are read in some microseconds.
+const MIN_CACHED_BYTES: usize = 16 << 10;
+/// Bytes before the end of a message by which it is found.
+const WINDOW: usize = 256;
+/// Most places of a new body that are looked up.
+const MAX_LOOKUPS: usize = 256;
+/// Newest messages by whose ends a body is found: a client may take back its last one, or the answer to it as well.
+const INDEXED_ENDS: usize = 4;
+/// What an entry costs besides the body.
+const ENTRY_OVERHEAD_BYTES: usize = 256;
+
+/// Earlier bodies, the least recently used forgotten first.
+pub(crate) struct ModelBodyCache {
+    cache: BodyCache,
+    /// Whose entries in the cache are its own.
+    owner: u32,
+    hasher: RandomState,
+}
+
+/// Cached bodies of all models; the number in the key is the model's.
+pub(crate) type BodyCache = Cache<(u32, u64), BodyPrefixEntry>;
+
+/// A cache of at most so many bytes.
+pub(crate) fn body_cache(bytes: u64) -> BodyCache {
+    Cache::builder()
+        .max_capacity(bytes)
+        .weigher(|_, entry: &BodyPrefixEntry| entry.weight)
+        .eviction_policy(EvictionPolicy::lru())
+        .build()
+}
+
+/// The end of a message in a kept body.
+#[derive(Clone)]
+pub(crate) struct BodyPrefixEntry {
+    cached: Arc<CachedBody>,
+    /// Messages up to this end.
+    messages: usize,
+    /// This entry's share of the body's bytes.
+    weight: u32,
+}
+
+struct CachedBody {
+    body: Box<[u8]>,
+    /// Where the first message begins.
+    start: usize,
+    messages: Vec<CachedMessage>,
+}
+
+#[derive(Clone)]
+struct CachedMessage {
+    value: Value,
+    /// The byte behind it.
+    end: usize,
+}
+
+/// A body's messages as they stand in it.
+#[derive(Deserialize)]
+struct RawChatBody<'a> {
+    #[serde(borrow)]
+    messages: Vec<&'a RawValue>,
+}
+
+impl ModelBodyCache {
+    /// Bodies of one `owner` in a cache that several may share.
+    pub(crate) fn new(cache: BodyCache, owner: u32) -> ModelBodyCache {
+        ModelBodyCache { cache, owner, hasher: RandomState::default() }
+    }
+
+    /// Reads a body as [`ChatBody::parse`] does.
+    pub(crate) fn read(&self, body: &[u8]) -> Result<ChatBody, PromptError> {
+        if body.len() < MIN_CACHED_BYTES {
+            return ChatBody::parse(body);
+        }
+        if let Some(read) = self.find_continued(body) {
+            return Ok(read);
+        }
+        let read = ChatBody::parse(body)?;
+        if let Some((start, messages)) = located(body, 0, &read.messages) {
+            self.insert(body, start, messages);
+        }
+        Ok(read)
+    }
+
+    /// Reads what is new in a body. If anything is wrong in it, the whole body tells better what.
+    fn find_continued(&self, body: &[u8]) -> Option<ChatBody> {
+        let (start, mut messages) = self.find(body)?;
+        let known = messages.last()?.end + 1;
+        let rest = [&body[..start], &body[known..]].concat();
+        let read = ChatBody::parse(&rest).ok()?;
+        messages.extend(located(&rest, known - start, &read.messages)?.1);
+        let values = messages.iter().map(|message| message.value.clone()).collect();
+        self.insert(body, start, messages);
+        Some(ChatBody { bytes: body.len(), messages: values, ..read })
+    }
+
+    /// Where the messages begin, and those of them that an earlier body has too.
+    fn find(&self, body: &[u8]) -> Option<(usize, Vec<CachedMessage>)> {
+        for comma in memmem::rfind_iter(body, b"},").map(|brace| brace + 1).take(MAX_LOOKUPS) {
+            let Some(BodyPrefixEntry { cached: kept, messages, .. }) = self.cache.get(&self.key(body, comma))
+            else {
+                continue;
+            };
+            let messages = &kept.messages[..messages];
+            let same =
+                messages.last().is_some_and(|last| last.end == comma) && kept.body[..comma] == body[..comma];
+            // Behind the comma there is a message, or it would be no JSON.
+            if same && body[comma + 1..].trim_ascii_start().starts_with(b"{") {
+                return Some((kept.start, messages.to_vec()));
+            }
+        }
+        None
+    }
+
+    fn insert(&self, body: &[u8], start: usize, messages: Vec<CachedMessage>) {
+        let newest = messages.len().saturating_sub(INDEXED_ENDS);
+        let edges: Vec<(usize, usize)> =
+            messages.iter().enumerate().skip(newest).map(|(at, message)| (at + 1, message.end)).collect();
+        if edges.is_empty() {
+            return;
+        }
+        // Once as bytes, once as values.
+        let weight = u32::try_from(2 * body.len() / edges.len() + ENTRY_OVERHEAD_BYTES).unwrap_or(u32::MAX);
+        let kept = Arc::new(CachedBody { body: body.into(), start, messages });
+        for (messages, end) in edges {
+            self.cache
+                .insert(self.key(body, end), BodyPrefixEntry { cached: Arc::clone(&kept), messages, weight });
+        }
+    }
+
+    fn key(&self, body: &[u8], end: usize) -> (u32, u64) {
+        (self.owner, self.hasher.hash_one((end, &body[end.saturating_sub(WINDOW)..end])))
+    }
+}
+
+/// Where the messages in `text` begin, and each of `values` with its end, `skipped` bytes further on.
+fn located(text: &[u8], skipped: usize, values: &[Value]) -> Option<(usize, Vec<CachedMessage>)> {
+    let written: RawChatBody<'_> = serde_json::from_slice(text).map_err(malformed).ok()?;
+    let place = |part: &str| part.as_ptr().addr().checked_sub(text.as_ptr().addr());
+    let start = place(written.messages.first()?.get())?;
+    let ends = written.messages.iter().map(|raw| Some(place(raw.get())? + raw.get().len() + skipped));
+    let messages =
+        ends.zip(values).map(|(end, value)| Some(CachedMessage { value: value.clone(), end: end? }));
+    let messages: Vec<CachedMessage> = messages.collect::<Option<_>>()?;
+    (messages.len() == values.len()).then_some((start, messages))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn filler(seed: usize) -> String {
+        format!("line {seed} with \"quotes\"}},{{\"role\"\n").repeat(700)
+    }
+
+    fn body(messages: &[serde_json::Value]) -> Vec<u8> {
+        json!({ "model": "m", "messages": messages, "stream": true, "tools": [{ "type": "function" }] })
+            .to_string()
+            .into_bytes()
+    }
+
+    fn same(bodies: &ModelBodyCache, body: &[u8]) {
+        let (fast, slow) = (bodies.read(body), ChatBody::parse(body));
+        assert_eq!(format!("{fast:?}"), format!("{slow:?}"));
+    }
+
+    #[test]
+    fn a_next_turn_is_found() {
+        let bodies = ModelBodyCache::new(body_cache(1 << 24), 0);
+        let mut messages: Vec<_> =
+            (0..4).map(|at| json!({ "role": "user", "content": filler(at) })).collect();
+        same(&bodies, &body(&messages));
+        messages.push(json!({ "role": "assistant", "content": "new" }));
+        messages.push(json!({ "role": "user", "content": "and more" }));
+        let next = body(&messages);
+        let (start, known) = bodies.find(&next).unwrap();
+        assert_eq!((&next[..start], known.len()), (&br#"{"messages":["#[..], 4));
+        same(&bodies, &next);
+        assert!(
+            bodies.find(&next).is_some_and(|(_, known)| known.len() == 5),
+            "its last message ends without a comma"
+        );
+        // The last two are taken back.
+        messages.truncate(4);
+        messages.push(json!({ "role": "assistant", "content": "other" }));
+        same(&bodies, &body(&messages));
+    }
+
+    #[test]
+    fn what_is_wrong_behind_known_messages_is_refused() {
+        let bodies = ModelBodyCache::new(body_cache(1 << 24), 0);
+        let messages: Vec<_> = (0..4).map(|at| json!({ "content": filler(at) })).collect();
+        let whole = body(&messages);
+        same(&bodies, &whole);
+        let end = bodies.cache.iter().map(|(_, entry)| entry.cached.messages[3].end).next().unwrap();
+        for rest in [
+            ",]}",
+            ",",
+            ",{]}",
+            ",{}",
+            ",{}],\"messages\":[]}",
+            ",{}]}",
+            ", 7]}",
+            ",{\"a\":1},\"x\"],\"n\":1}",
+        ] {
+            same(&bodies, &[&whole[..end], rest.as_bytes()].concat());
+        }
+    }
+
+    #[test]
+    fn bodies_are_evicted() {
+        let bodies = ModelBodyCache::new(body_cache(200_000), 0);
+        for seed in 0..20 {
+            same(&bodies, &body(&[json!({ "content": filler(seed) })]));
+        }
+        bodies.cache.run_pending_tasks();
+        assert!(bodies.cache.weighted_size() <= 200_000);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn bodies_read_as_without_memory(turns in prop::collection::vec((0..6_usize, 0..3_usize, any::<bool>()), 1..12)) {
+            let bodies = ModelBodyCache::new(body_cache(1 << 24), 0);
+            let mut messages: Vec<serde_json::Value> = Vec::new();
+            for (seed, back, pretty) in turns {
+                messages.truncate(messages.len().saturating_sub(back));
+                messages.push(json!({ "role": "user", "content": filler(seed), "calls": [{ "a": [1, { "b": seed }] }, {}] }));
+                messages.push(json!({ "role": "assistant", "content": [{ "type": "text", "text": "x" }] }));
+                let mut body = body(&messages);
+                if pretty {
+                    body = serde_json::to_vec_pretty(&serde_json::from_slice::<serde_json::Value>(&body).unwrap()).unwrap();
+                }
+                same(&bodies, &body);
+            }
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! Tries routes until an answer has begun: never after a byte has reached the client, never on an engine that has failed for this
+//! request.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+use moongate_discovery::{Topology, TopologyReader};
+use moongate_scheduler::ScheduleRejection;
+use serde::Deserialize;
+use tokio::time::Instant;
+
+use super::abort::AbortSender;
+use super::admission_queue::AdmissionQueue;
+use super::attempt::{AttemptContext, AttemptFailure, AttemptLimits, ResponseStart, attempt};
+use super::eligibility::ChosenRoute;
+use super::pair::LegKind;
+use super::redispatch_budget::RedispatchBudget;
+use super::routed_request::RoutedRequest;
+use super::silence::RedispatchDecider;
+use crate::error::{ApiError, ApiErrorCode};
+use crate::feedback::{AttemptTrace, GatewayMetrics, OverloadReason, RequestSpan, TtftPrediction};
+use crate::fleet::{FleetMember, FleetReader, UpstreamEndpoint};
+use crate::upstream::LegError;
+
+/// How long a retry waits for new facts of a prefill that may have restarted: a probe takes milliseconds.
+const REFRESH_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// How often and how fast to retry.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RetryLimits {
+    /// Attempts in all, at least 1.
+    pub(crate) attempts: u32,
+    /// Pause before the second attempt; doubles, with jitter.
+    pub(crate) backoff: Duration,
+    pub(crate) attempt: AttemptLimits,
+}
+
+/// Everything a dispatch works with.
+#[derive(Debug)]
+pub(crate) struct RequestDispatcher {
+    pub(crate) fleet: FleetReader,
+    pub(crate) topology: TopologyReader,
+    pub(crate) admission: Arc<AdmissionQueue>,
+    pub(crate) aborter: Arc<AbortSender>,
+    pub(crate) metrics: Arc<GatewayMetrics>,
+    pub(crate) limits: RetryLimits,
+    pub(crate) redispatch_budget: RedispatchBudget,
+}
+
+/// Why there is no answer to relay.
+#[derive(Debug)]
+pub(crate) enum DispatchError {
+    /// An error of the gateway's own.
+    Error(ApiError),
+    /// The engine's answer to a request that it finds at fault, to be shown as it is, and its `Retry-After`.
+    EngineRejected(StatusCode, Bytes, Option<Duration>),
+}
+
+impl RequestDispatcher {
+    /// Runs attempts until an answer has begun.
+    pub(crate) async fn dispatch(
+        &self,
+        ask: &RoutedRequest,
+        span: &RequestSpan,
+    ) -> Result<ResponseStart, DispatchError> {
+        let mut tried: Vec<Arc<UpstreamEndpoint>> = Vec::new();
+        let mut last: Option<AttemptFailure> = None;
+        let mut failed_leg = None;
+        self.redispatch_budget.deposit();
+        for number in 1..=self.limits.attempts.max(1) {
+            let attempt_span = AttemptTrace { span, number, failed_leg: failed_leg.take() };
+            let deciding = attempt_span.decide();
+            let chosen = self.admission.choose(ask, &tried).await;
+            let now = Instant::now();
+            deciding.finish(&chosen, now);
+            let chosen = match (chosen, last.take()) {
+                (Ok(chosen), _) => chosen,
+                (Err(_), Some(failure)) => return Err(into_dispatch_error(failure, number - 1)),
+                (Err(refusal), None) => {
+                    let is_outage = !self.fleet.current().unusable.is_empty();
+                    return Err(DispatchError::Error(rejection_error(&refusal, ask, is_outage)));
+                }
+            };
+            let expected =
+                ask.prompt_prediction.as_ref().map(|predicted| predicted.expected_hits(&chosen.prefill));
+            let foreseen = self.ttft_prediction(&chosen, now);
+            let context = AttemptContext {
+                limits: self.limits.attempt,
+                aborter: &self.aborter,
+                attempt: &attempt_span,
+                redispatch: RedispatchDecider {
+                    admission: &self.admission,
+                    budget: &self.redispatch_budget,
+                    metrics: &self.metrics,
+                    tried: &tried,
+                    is_last: number >= self.limits.attempts,
+                    exhaustion_counted: AtomicBool::new(false),
+                },
+            };
+            match attempt(ask, chosen, &context).await {
+                Ok(started) => {
+                    return Ok(ResponseStart {
+                        expected_hits: expected,
+                        ttft_prediction: foreseen,
+                        ..started
+                    });
+                }
+                Err(mut failure) => {
+                    self.record_failure(&failure, ask, span);
+                    if !may_retry(&failure.error) || number >= self.limits.attempts {
+                        return Err(into_dispatch_error(failure, number));
+                    }
+                    self.metrics.record_retry(failure.side);
+                    let refreshed = match &failure.stale_prefill {
+                        Some(prefill) => self.refresh_facts(prefill).await,
+                        None => false,
+                    };
+                    if !refreshed {
+                        tried.push(failure.endpoint.clone());
+                        tried.extend(failure.other_engine.clone());
+                    }
+                    failed_leg = failure.leg.take();
+                    // A silent engine was waited for already.
+                    let is_silence = matches!(failure.error, LegError::Silent(_));
+                    last = Some(failure);
+                    if !is_silence {
+                        tokio::time::sleep(backoff(self.limits.backoff, number)).await;
+                    }
+                }
+            }
+        }
+        // Not reached: the loop returns in its last round.
+        Err(DispatchError::Error(ApiError::new(ApiErrorCode::NoEngineAvailable, "no attempt was made")))
+    }
+
+    /// Asks for a new probe of `prefill` and says whether it has brought new facts: then the same pair is worth another attempt.
+    async fn refresh_facts(&self, prefill: &FleetMember) -> bool {
+        let id = &prefill.endpoint.id;
+        let changed = |topology: &Topology| {
+            topology
+                .get(id)
+                .is_some_and(|now| now.usable_facts().is_some() && now.facts != prefill.instance.facts)
+        };
+        self.topology.request_probe(id);
+        let mut topology = self.topology.clone();
+        let changed = tokio::time::timeout(REFRESH_TIMEOUT, topology.wait_for(changed)).await;
+        if !matches!(changed, Ok(Some(_))) {
+            return false;
+        }
+        self.fleet.wait_for(topology.current().generation).await;
+        true
+    }
+
+    fn ttft_prediction(&self, chosen: &ChosenRoute, since: Instant) -> Option<TtftPrediction> {
+        let ttft = chosen.decision.as_ref()?.decision.predicted_ttft?;
+        Some(TtftPrediction { predicted_at: since, ttft: self.admission.to_wall_time(ttft) })
+    }
+
+    fn record_failure(&self, failure: &AttemptFailure, ask: &RoutedRequest, span: &RequestSpan) {
+        let AttemptFailure { side, endpoint, error, .. } = failure;
+        endpoint.record_failure(error);
+        self.metrics.record_leg_failure(*side, error);
+        let request_id = ask.id.to_str().ok();
+        let trace_id = span.trace_id().map(tracing::field::display);
+        if matches!(error, LegError::NoConnectionLeft) {
+            self.metrics.overload.record_rejected(OverloadReason::EngineConnections);
+            tracing::warn!(side = side.as_str(), instance = %endpoint.id, %error, request_id, trace_id, "leg not started");
+            return;
+        }
+        if !error.blames_engine() {
+            // The client's fault, and the client is told. The engine's words may quote the prompt: not for a log.
+            tracing::debug!(side = side.as_str(), instance = %endpoint.id, request_id, trace_id, "engine refused the request");
+            return;
+        }
+        tracing::warn!(side = side.as_str(), instance = %endpoint.id, %error, request_id, trace_id, "leg failed");
+        if !matches!(error, LegError::Silent(_)) {
+            // A restarted engine answers with errors until its new facts are known.
+            self.topology.request_probe(&endpoint.id);
+        }
+    }
+}
+
+fn backoff(first: Duration, number: u32) -> Duration {
+    let longest = first.saturating_mul(1 << (number - 1).min(8));
+    longest.mul_f64(0.5 + fastrand::f64() / 2.0)
+}
+
+/// Engine faults are worth another engine; an answer that blames the request is not, and neither is a silence that has already
+/// cost a whole time limit.
+fn may_retry(error: &LegError) -> bool {
+    match error {
+        LegError::Timeout(..) | LegError::NoConnectionLeft => false,
+        LegError::Status(status, _) => {
+            status.is_server_error()
+                || matches!(*status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT)
+        }
+        LegError::EngineError(json) => reported_status(json).is_none_or(|status| status.is_server_error()),
+        _ => true,
+    }
+}
+
+/// `code` of an engine's error event, if it is an HTTP status. It is a member of `error`, or beside `"object":"error"`.
+fn reported_status(json: &[u8]) -> Option<StatusCode> {
+    #[derive(Deserialize)]
+    struct EngineErrorEvent {
+        error: Option<EngineErrorObject>,
+        code: Option<serde_json::Value>,
+    }
+    #[derive(Deserialize)]
+    struct EngineErrorObject {
+        code: Option<serde_json::Value>,
+    }
+    let EngineErrorEvent { error, code } = serde_json::from_slice(json).ok()?;
+    let code = error.map_or(code, |error| error.code)?.as_u64()?;
+    StatusCode::from_u16(u16::try_from(code).ok()?)
+        .ok()
+        .filter(|s| s.is_client_error() || s.is_server_error())
+}
+
+/// `is_outage`: an engine that is listed cannot be used now.
+fn rejection_error(refusal: &ScheduleRejection, ask: &RoutedRequest, is_outage: bool) -> ApiError {
+    let model = ask.model.as_deref().unwrap_or("this request");
+    let unavailable = |text| {
+        let mut error = ApiError::new(ApiErrorCode::NoEngineAvailable, text);
+        error.retry_after = Some(Duration::from_secs(1));
+        error
+    };
+    match refusal {
+        // It was served when the request was read.
+        ScheduleRejection::UnknownModel => {
+            unavailable(format!("no engine that serves {model} can be used any more"))
+        }
+        ScheduleRejection::NoneAvailable { prefills: 0, decodes: 0 } if !is_outage => ApiError::new(
+            ApiErrorCode::UnsupportedByFleet,
+            format!("no engine in this fleet serves {}", ask.uri.path()),
+        ),
+        ScheduleRejection::NoneAvailable { .. } => unavailable(format!("{model}: {refusal}")),
+        ScheduleRejection::Overloaded { retry_after } => {
+            let mut error = ApiError::new(ApiErrorCode::Overloaded, refusal.to_string());
+            error.retry_after = Some(Duration::from_secs_f64(retry_after.max(1.0)));
+            error
+        }
+    }
+}
+
+fn into_dispatch_error(failure: AttemptFailure, attempts: u32) -> DispatchError {
+    let AttemptFailure { side, endpoint, error, retry_after, .. } = failure;
+    match &error {
+        LegError::Status(status, body) if status.is_client_error() => {
+            return DispatchError::EngineRejected(*status, body.clone(), retry_after);
+        }
+        LegError::EngineError(json) => {
+            if let Some(status) = reported_status(json).filter(StatusCode::is_client_error) {
+                return DispatchError::EngineRejected(status, json.clone(), None);
+            }
+        }
+        _ => {}
+    }
+    let code = failure_code(side, &error);
+    let attempts = if attempts == 1 { "1 attempt".to_owned() } else { format!("{attempts} attempts") };
+    let message = format!("{} engine {} {error} (after {attempts})", side.as_str(), endpoint.id);
+    let mut refusal = ApiError::new(code, message);
+    if matches!(code, ApiErrorCode::EngineUnavailable | ApiErrorCode::GatewayOverloaded) {
+        refusal.retry_after = Some(retry_after.unwrap_or(Duration::from_secs(1)));
+    }
+    DispatchError::Error(refusal)
+}
+
+/// The code for a failure of `side`.
+pub(crate) fn failure_code(side: LegKind, error: &LegError) -> ApiErrorCode {
+    match (error, side) {
+        (LegError::Timeout(..) | LegError::Silent(_), _) => ApiErrorCode::EngineTimeout,
+        (LegError::NoConnectionLeft, _) => ApiErrorCode::GatewayOverloaded,
+        (LegError::Status(StatusCode::SERVICE_UNAVAILABLE, _), _) => ApiErrorCode::EngineUnavailable,
+        (_, LegKind::Prefill) => ApiErrorCode::PrefillFailed,
+        (_, LegKind::Decode) => ApiErrorCode::DecodeFailed,
+        (_, LegKind::Worker) => ApiErrorCode::WorkerFailed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_engine_faults_are_retried() {
+        let status = |code: u16| LegError::Status(StatusCode::from_u16(code).unwrap(), Bytes::new());
+        assert!([500, 502, 503, 429, 408].into_iter().all(|code| may_retry(&status(code))));
+        assert!([400, 401, 404, 422].into_iter().all(|code| !may_retry(&status(code))));
+        assert!(may_retry(&LegError::Closed));
+        assert!(may_retry(&LegError::Silent(Duration::from_secs(2))));
+        assert!(!may_retry(&LegError::Timeout("sent no data", Duration::from_secs(1))));
+        let reported = |text: &'static str| LegError::EngineError(Bytes::from_static(text.as_bytes()));
+        assert!(may_retry(&reported(r#"{"error":{"message":"x","code":500}}"#)));
+        assert!(!may_retry(&reported(r#"{"error":{"message":"too long","code":400}}"#)));
+        assert!(may_retry(&reported(r#"{"error":{"message":"x","code":"internal"}}"#)));
+        assert!(!may_retry(&reported(r#"{"object":"error","message":"too long","code":400}"#)));
+    }
+
+    #[test]
+    fn backoff_grows_with_jitter() {
+        for number in 1..12 {
+            let pause = backoff(Duration::from_millis(50), number);
+            let longest = Duration::from_millis(50 << (number - 1).min(8));
+            assert!(pause >= longest / 2 && pause <= longest, "{number}: {pause:?}");
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! One client request, read and checked, as the dispatch needs it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
+use moongate_scheduler::RequestProfile;
+
+use crate::predict::PromptPrediction;
+use crate::request_body::{InferenceApi, RoutingFields, SplicedBody};
+use crate::upstream::PreparedRequest;
+
+/// A request that waits for engines.
+#[derive(Debug)]
+pub(crate) struct RoutedRequest {
+    /// What the client knows the request by.
+    pub(crate) id: HeaderValue,
+    pub(crate) api: InferenceApi,
+    pub(crate) method: Method,
+    /// Path and query as the client sent them.
+    pub(crate) uri: Uri,
+    /// The client's headers without those that belong to its connection, and with its request id.
+    pub(crate) headers: Arc<HeaderMap>,
+    pub(crate) body: Bytes,
+    pub(crate) routing: RoutingFields<'static>,
+    /// What the scheduler is told; `None` on paths that are only passed through and name no model.
+    pub(crate) request: Option<RequestProfile>,
+    /// How much of the prompt each engine has, if that can be told.
+    pub(crate) prompt_prediction: Option<PromptPrediction>,
+    /// For logs and metrics.
+    pub(crate) model: Option<Arc<str>>,
+}
+
+impl RoutedRequest {
+    /// The client's request for an engine, with `body` and headers of its `own`.
+    pub(crate) fn prepare(&self, body: SplicedBody, own: Vec<(HeaderName, HeaderValue)>) -> PreparedRequest {
+        let headers = self.headers.clone();
+        PreparedRequest {
+            method: self.method.clone(),
+            uri: self.uri.clone(),
+            headers,
+            extra_headers: own,
+            body,
+        }
+    }
+}
+
+/// 128 random bits as a UUID.
+pub(crate) fn random_uuid() -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut bits = fastrand::u128(..);
+    let mut uuid = String::with_capacity(36);
+    while uuid.len() < 36 {
+        if matches!(uuid.len(), 8 | 13 | 18 | 23) {
+            uuid.push('-');
+        }
+        uuid.push(char::from(DIGITS[(bits & 15) as usize]));
+        bits >>= 4;
+    }
+    uuid
+}

@@ -1,0 +1,91 @@
+//! Turns topology changes into fleet snapshots.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use moongate_discovery::TopologyReader;
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+
+use super::endpoint::EndpointLimits;
+use super::snapshot::FleetSnapshot;
+use crate::predict::KvIndex;
+
+/// The current fleet. Cheap to clone; reading never waits.
+#[derive(Debug, Clone)]
+pub(crate) struct FleetReader {
+    current: Arc<ArcSwap<FleetSnapshot>>,
+    generation: Arc<watch::Sender<u64>>,
+}
+
+impl Default for FleetReader {
+    fn default() -> Self {
+        Self { current: Arc::default(), generation: Arc::new(watch::Sender::new(0)) }
+    }
+}
+
+impl FleetReader {
+    pub(crate) fn current(&self) -> Arc<FleetSnapshot> {
+        self.current.load_full()
+    }
+
+    /// Waits until the fleet is as new as this generation of the topology.
+    pub(crate) async fn wait_for(&self, generation: u64) {
+        // The sender is ours: it cannot be gone.
+        drop(self.generation.subscribe().wait_for(|published| *published >= generation).await);
+    }
+
+    /// Tells when there is a new fleet.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
+        self.generation.subscribe()
+    }
+
+    /// Builds and publishes the fleet of the topology's current snapshot.
+    pub(crate) fn refresh(&self, topology: &TopologyReader, limits: &EndpointLimits, index: &Arc<KvIndex>) {
+        let previous = self.current.load();
+        let fleet = FleetSnapshot::build(&topology.current(), &previous, limits, index);
+        tracing::info!(
+            generation = fleet.generation,
+            usable = fleet.members.len(),
+            waiting = fleet.unusable.len(),
+            models = ?fleet.served_models(),
+            "fleet changed"
+        );
+        for waiting in
+            fleet.unusable.iter().filter(|waiting| waiting.probed && !previous.unusable.contains(waiting))
+        {
+            tracing::warn!(instance = %waiting.id, reason = waiting.reason, "engine is not used");
+        }
+        let generation = fleet.generation;
+        self.current.store(Arc::new(fleet));
+        self.generation.send_replace(generation);
+    }
+}
+
+/// How often idle connections are checked for age and closure.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
+
+/// Follows `topology` until `stop`, and keeps idle connections fresh.
+pub(crate) async fn watch_topology(
+    reader: FleetReader,
+    mut topology: TopologyReader,
+    limits: EndpointLimits,
+    index: Arc<KvIndex>,
+    stop: CancellationToken,
+) {
+    let mut sweep = interval(SWEEP_EVERY);
+    sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => break,
+            changed = topology.changed() => match changed {
+                Some(_) => reader.refresh(&topology, &limits, &index),
+                None => break,
+            },
+            _ = sweep.tick() => reader.current().members.iter().for_each(|member| member.endpoint.pool.sweep()),
+        }
+    }
+    reader.current().members.iter().for_each(|member| member.endpoint.pool.clear());
+}

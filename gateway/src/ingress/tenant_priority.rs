@@ -1,0 +1,84 @@
+//! Whose a request is, and how urgent: what decides on its turn when engines are busy.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+use http::{HeaderMap, HeaderName};
+use moongate_scheduler::RequestProfile;
+
+use crate::access::AuthenticatedCaller;
+
+/// The headers that are looked at.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct TenantPriorityHeaders {
+    pub(crate) tenant: Option<HeaderName>,
+    pub(crate) priority: Option<HeaderName>,
+}
+
+impl TenantPriorityHeaders {
+    /// Adds what the client's key and headers say.
+    pub(super) fn apply(
+        &self,
+        headers: &HeaderMap,
+        caller: Option<&AuthenticatedCaller>,
+        request: RequestProfile,
+    ) -> RequestProfile {
+        let value = |name: &Option<HeaderName>| headers.get(name.as_ref()?);
+        // Who has shown a key is that key's tenant, whatever else it says.
+        let tenant = match caller {
+            Some(caller) => Some(hash(caller.tenant.as_bytes())),
+            None => value(&self.tenant).map(|name| hash(name.as_bytes())),
+        };
+        let priority = value(&self.priority).and_then(|text| text.to_str().ok()?.trim().parse().ok());
+        RequestProfile { tenant, priority: priority.unwrap_or(0), ..request }
+    }
+}
+
+fn hash(name: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+    use moongate_scheduler::ModelIndex;
+
+    use super::*;
+
+    fn tenant_and_priority(
+        standing: &TenantPriorityHeaders,
+        headers: &[(&'static str, &'static str)],
+    ) -> (Option<u64>, i32) {
+        let headers = headers
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+        let request = RequestProfile {
+            model: ModelIndex(0),
+            input_tokens: 1,
+            output_tokens: 1,
+            sequences: 1,
+            priority: 0,
+            session: None,
+            tenant: None,
+            ttft_target: None,
+        };
+        let request = standing.apply(&headers.collect(), None, request);
+        (request.tenant, request.priority)
+    }
+
+    #[test]
+    fn tenants_and_priorities_are_read_from_the_headers_named() {
+        let headers = [("authorization", "Bearer a"), ("x-priority", " 3 ")];
+        assert_eq!(tenant_and_priority(&TenantPriorityHeaders::default(), &headers), (None, 0));
+        let standing = TenantPriorityHeaders {
+            tenant: Some(HeaderName::from_static("authorization")),
+            priority: Some(HeaderName::from_static("x-priority")),
+        };
+        let (tenant, priority) = tenant_and_priority(&standing, &headers);
+        assert!(tenant.is_some());
+        assert_eq!(priority, 3);
+        assert_ne!(tenant_and_priority(&standing, &[("authorization", "Bearer b")]).0, tenant);
+        assert_eq!(tenant_and_priority(&standing, &[("x-priority", "high")]), (None, 0));
+    }
+}

@@ -1,0 +1,131 @@
+//! Starts and ends feeds as engines come and go, and loads their models.
+
+use std::collections::HashMap;
+use std::panic::resume_unwind;
+use std::sync::Arc;
+
+use moongate_discovery::KvEventSource;
+use moongate_runtime::Supervisor;
+use tokio_util::sync::CancellationToken;
+
+use super::apply::EngineEventApplier;
+use super::engine::{EngineFeed, EngineFeedSource};
+use crate::feedback::EventFeedMetrics;
+use crate::fleet::{FleetMember, FleetReader, FleetSnapshot, UpstreamEndpoint};
+use crate::predict::models::ModelTokenizers;
+
+/// A running feed.
+#[derive(Debug)]
+struct RunningFeed {
+    endpoint: Arc<UpstreamEndpoint>,
+    source: EngineFeedSource,
+    stop: CancellationToken,
+}
+
+impl Drop for RunningFeed {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// Keeps one feed for each event source of each engine.
+#[derive(Debug)]
+pub(crate) struct FeedStarter {
+    pub(crate) models: Arc<ModelTokenizers>,
+    pub(crate) metrics: Arc<EventFeedMetrics>,
+    pub(crate) supervisor: Supervisor,
+}
+
+/// Follows the fleet until `stop`.
+pub(crate) async fn run_feeds(feeds: FeedStarter, fleet: FleetReader, stop: CancellationToken) {
+    let mut running = HashMap::new();
+    let mut generation = 0;
+    loop {
+        let current = fleet.current();
+        feeds.load_tokenizers(&current);
+        feeds.update(&mut running, &current);
+        generation = current.generation.max(generation) + 1;
+        if stop.run_until_cancelled(fleet.wait_for(generation)).await.is_none() {
+            return;
+        }
+    }
+}
+
+/// Where a member publishes its events.
+fn events(member: &FleetMember) -> &[KvEventSource] {
+    member.facts().and_then(|facts| facts.events.as_deref()).unwrap_or_default()
+}
+
+impl FeedStarter {
+    fn update(&self, running: &mut HashMap<(String, u32), RunningFeed>, fleet: &FleetSnapshot) {
+        let mut wanted = HashMap::new();
+        for member in &fleet.members {
+            for told in events(member) {
+                match EngineFeedSource::new(told) {
+                    Ok(source) => {
+                        wanted.insert((member.endpoint.id.to_string(), told.dp_rank), (member, source));
+                    }
+                    Err(error) => {
+                        tracing::warn!(engine = %member.endpoint.id, %error, "KV events: unusable address");
+                    }
+                }
+            }
+        }
+        // An engine that is away for a moment keeps its feed: the feed itself finds out whether the cache is still there.
+        running.retain(|key, feed| match wanted.get(key) {
+            Some((member, source)) => Arc::ptr_eq(&member.endpoint, &feed.endpoint) && feed.source == *source,
+            None => fleet.has_endpoint(&feed.endpoint),
+        });
+        for (key, (member, source)) in wanted {
+            if !running.contains_key(&key)
+                && let Some(feed) = self.start(&key, member, source)
+            {
+                running.insert(key, feed);
+            }
+        }
+    }
+
+    fn start(
+        &self,
+        (name, rank): &(String, u32),
+        member: &FleetMember,
+        source: EngineFeedSource,
+    ) -> Option<RunningFeed> {
+        let keyspace = member.keyspace.as_ref()?;
+        let target = EngineEventApplier {
+            index: member.endpoint.index_slot.index().clone(),
+            slot: member.endpoint.index_slot.slot(),
+            namespace: keyspace.namespace(),
+        };
+        let stop = self.supervisor.token().child_token();
+        let (name, from, metrics) = (format!("{name} rank {rank}"), source.clone(), self.metrics.clone());
+        let until = stop.clone();
+        self.supervisor.spawn_restarted("KV events", move || {
+            let feed = EngineFeed::new(name.clone(), from.clone(), target.clone(), metrics.clone());
+            let until = until.clone();
+            async move {
+                let _stopped = until.run_until_cancelled(feed.run()).await;
+            }
+        });
+        Some(RunningFeed { endpoint: member.endpoint.clone(), source, stop })
+    }
+
+    /// Loads models that some engine serves and that may have a folder here.
+    fn load_tokenizers(&self, fleet: &FleetSnapshot) {
+        for facts in fleet.members.iter().filter_map(FleetMember::facts) {
+            for name in &facts.models {
+                let Some(claim) = self.models.claim(name, facts) else { continue };
+                let models = self.models.clone();
+                self.supervisor.spawn("load model", async move {
+                    let loading = tokio::task::spawn_blocking(move || models.load(&claim));
+                    // Cancelled only at shutdown.
+                    if let Err(error) = loading.await
+                        && let Ok(panic) = error.try_into_panic()
+                    {
+                        resume_unwind(panic);
+                    }
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! What engines answer when they are asked for tokens.
+
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use super::methods::TokenizeMethod;
+
+/// `/tokenize` of both engines.
+#[derive(Deserialize)]
+struct TokenizeResponse {
+    tokens: Vec<u32>,
+}
+
+/// vLLM's `…/render`: the request as its engine would get it.
+#[derive(Deserialize)]
+struct RenderResponse {
+    token_ids: Vec<u32>,
+    /// Images and the like: they are part of the pages' hashes.
+    #[serde(default)]
+    features: Option<IgnoredAny>,
+}
+
+/// The ids of the one prompt that was asked for; `None` if they are not in the answer.
+pub(super) fn parse(way: TokenizeMethod, answer: &[u8]) -> Option<Arc<[u32]>> {
+    let ids = match way {
+        TokenizeMethod::TokenizeChat | TokenizeMethod::TokenizeText => {
+            serde_json::from_slice::<TokenizeResponse>(answer).ok()?.tokens
+        }
+        TokenizeMethod::RenderChat => rendered_ids(serde_json::from_slice(answer).ok()?)?,
+        TokenizeMethod::RenderText => {
+            let [only]: [RenderResponse; 1] = serde_json::from_slice(answer).ok()?;
+            rendered_ids(only)?
+        }
+    };
+    (!ids.is_empty()).then(|| ids.into())
+}
+
+fn rendered_ids(rendered: RenderResponse) -> Option<Vec<u32>> {
+    rendered.features.is_none().then_some(rendered.token_ids)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const WAYS: [TokenizeMethod; 4] = [
+        TokenizeMethod::RenderChat,
+        TokenizeMethod::RenderText,
+        TokenizeMethod::TokenizeChat,
+        TokenizeMethod::TokenizeText,
+    ];
+
+    #[test]
+    fn each_method_has_its_response_format() {
+        let ids = |way, text: &str| parse(way, text.as_bytes()).map(|ids| ids.to_vec());
+        let tokenized = r#"{"count":2,"max_model_len":8,"tokens":[7,8],"token_strs":null}"#;
+        assert_eq!(ids(TokenizeMethod::TokenizeChat, tokenized), Some(vec![7, 8]));
+        assert_eq!(
+            ids(TokenizeMethod::TokenizeText, r#"{"tokens":[[7],[8]],"count":[1,1]}"#),
+            None,
+            "of a batch"
+        );
+        let rendered = r#"{"request_id":"r","token_ids":[7,8],"features":null,"sampling_params":{}}"#;
+        assert_eq!(ids(TokenizeMethod::RenderChat, rendered), Some(vec![7, 8]));
+        assert_eq!(ids(TokenizeMethod::RenderText, &format!("[{rendered}]")), Some(vec![7, 8]));
+        assert_eq!(ids(TokenizeMethod::RenderText, &format!("[{rendered},{rendered}]")), None);
+        let image = r#"{"token_ids":[7],"features":{"mm_hashes":{"image":["x"]}}}"#;
+        assert_eq!(ids(TokenizeMethod::RenderChat, image), None);
+        assert_eq!(ids(TokenizeMethod::TokenizeText, r#"{"tokens":[]}"#), None);
+        assert_eq!(ids(TokenizeMethod::TokenizeText, r#"{"tokens":[-1]}"#), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_answer_panics(text in "\\PC{0,60}", ids in prop::collection::vec(any::<i64>(), 0..4)) {
+            for way in WAYS {
+                let _ = parse(way, text.as_bytes());
+                let _ = parse(way, format!(r#"{{"tokens":{ids:?},"token_ids":{ids:?},"features":{text:?}}}"#).as_bytes());
+            }
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! What an answer says of itself: its tokens, its id, and why each choice ended.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use smallvec::SmallVec;
+
+/// Longest id that is told.
+const MAX_ID_LEN: usize = 128;
+/// Most choices whose end is told: as many as OpenAI lets a request have.
+const MAX_FINISH_REASONS: usize = 128;
+
+/// Token counts of one answer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct TokenUsage {
+    pub(crate) prompt_tokens: u64,
+    pub(crate) completion_tokens: u64,
+    /// Prompt tokens that were not computed; `None` if the engine does not tell.
+    pub(crate) cached_tokens: Option<u64>,
+}
+
+/// What a JSON answer, or an event of one, says of itself.
+#[derive(Debug, Default)]
+pub(crate) struct ResponseSummary<'a> {
+    pub(crate) usage: Option<TokenUsage>,
+    id: Option<Cow<'a, str>>,
+    /// One for each choice that has ended.
+    finish_reasons: SmallVec<[Cow<'a, str>; 1]>,
+}
+
+/// Who an answer is and why it ended, as far as it says so.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct ResponseFinish {
+    pub(crate) id: Option<String>,
+    /// One for each choice that has ended.
+    pub(crate) finish_reasons: Vec<String>,
+}
+
+/// An answer as OpenAI has it, or SGLang's `/generate`. Nothing is flattened, and texts are
+/// borrowed: every request is read so, and few need the texts.
+#[derive(Deserialize)]
+struct ResponseFields<'a> {
+    #[serde(borrow)]
+    id: Option<BorrowedText<'a>>,
+    #[serde(borrow, default)]
+    choices: SmallVec<[ResponseChoice<'a>; 1]>,
+    usage: Option<UsageFields>,
+    #[serde(borrow)]
+    meta_info: Option<MetaInfo<'a>>,
+}
+
+#[derive(Deserialize)]
+struct ResponseChoice<'a> {
+    #[serde(borrow)]
+    finish_reason: Option<BorrowedText<'a>>,
+}
+
+#[derive(Deserialize)]
+struct MetaInfo<'a> {
+    #[serde(borrow)]
+    id: Option<BorrowedText<'a>>,
+    #[serde(borrow)]
+    finish_reason: Option<FinishReason<'a>>,
+    prompt_tokens: Option<u64>,
+    completion_tokens: Option<u64>,
+    cached_tokens: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct FinishReason<'a> {
+    #[serde(borrow)]
+    r#type: BorrowedText<'a>,
+}
+
+/// Borrowed, unless something in it is escaped. (Of an `Option<Cow>` serde borrows nothing.)
+#[derive(Deserialize)]
+struct BorrowedText<'a>(#[serde(borrow)] Cow<'a, str>);
+
+/// The same without what may have another shape somewhere: tokens are to be counted in any case.
+#[derive(Deserialize)]
+struct UsageOnlyFields {
+    usage: Option<UsageFields>,
+    meta_info: Option<UsageFields>,
+}
+
+#[derive(Deserialize)]
+struct UsageFields {
+    prompt_tokens: Option<u64>,
+    completion_tokens: Option<u64>,
+    cached_tokens: Option<u64>,
+    prompt_tokens_details: Option<CachedTokensDetails>,
+}
+
+#[derive(Deserialize)]
+struct CachedTokensDetails {
+    cached_tokens: Option<u64>,
+}
+
+impl From<UsageFields> for TokenUsage {
+    fn from(counts: UsageFields) -> Self {
+        let details = counts.prompt_tokens_details;
+        Self {
+            prompt_tokens: counts.prompt_tokens.unwrap_or(0),
+            completion_tokens: counts.completion_tokens.unwrap_or(0),
+            cached_tokens: details.and_then(|details| details.cached_tokens).or(counts.cached_tokens),
+        }
+    }
+}
+
+impl<'a> ResponseSummary<'a> {
+    /// Reads what is there of `usage` (OpenAI) or `meta_info` (SGLang's `/generate`), id and reasons. What is of another shape says nothing.
+    pub(crate) fn read(json: &'a [u8]) -> Self {
+        Self::of(json).unwrap_or_default()
+    }
+
+    /// The same of what must be JSON.
+    ///
+    /// # Errors
+    /// It is not.
+    pub(crate) fn of(json: &'a [u8]) -> Result<Self, serde_json::Error> {
+        let Ok(answer) = serde_json::from_slice::<ResponseFields<'_>>(json) else {
+            let Ok(counted) = serde_json::from_slice::<UsageOnlyFields>(json) else {
+                return serde_json::from_slice::<IgnoredAny>(json).map(|_| Self::default());
+            };
+            let counts = counted.usage.or(counted.meta_info);
+            return Ok(Self { usage: counts.map(TokenUsage::from), ..Self::default() });
+        };
+        let mut usage = answer.usage.map(TokenUsage::from);
+        let mut id = answer.id;
+        let mut finish_reasons: SmallVec<_> =
+            answer.choices.into_iter().filter_map(|choice| Some(choice.finish_reason?.0)).collect();
+        if let Some(meta) = answer.meta_info {
+            usage = usage.or(Some(TokenUsage {
+                prompt_tokens: meta.prompt_tokens.unwrap_or(0),
+                completion_tokens: meta.completion_tokens.unwrap_or(0),
+                cached_tokens: meta.cached_tokens,
+            }));
+            id = id.or(meta.id);
+            finish_reasons.extend(meta.finish_reason.map(|finish| finish.r#type.0));
+        }
+        Ok(Self { usage, id: id.map(|id| id.0), finish_reasons })
+    }
+}
+
+impl TokenUsage {
+    /// [`ResponseSummary::read`], where nothing else matters.
+    pub(crate) fn read(json: &[u8]) -> Option<Self> {
+        ResponseSummary::read(json).usage
+    }
+}
+
+impl ResponseFinish {
+    /// Adds what the answer, or the next event of it, says.
+    pub(crate) fn add(&mut self, said: &ResponseSummary<'_>) {
+        if let Some(id) = said.id.as_ref().filter(|id| id.len() <= MAX_ID_LEN) {
+            self.id = Some(id.clone().into_owned());
+        }
+        let room = MAX_FINISH_REASONS.saturating_sub(self.finish_reasons.len());
+        let reasons = said.finish_reasons.iter().take(room);
+        self.finish_reasons.extend(reasons.map(|reason| reason.clone().into_owned()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_of_all_shapes_are_read() {
+        let openai = br#"{"id":"x","usage":{"prompt_tokens":33,"completion_tokens":24,"prompt_tokens_details":{"cached_tokens":32}}}"#;
+        let expected = TokenUsage { prompt_tokens: 33, completion_tokens: 24, cached_tokens: Some(32) };
+        assert_eq!(TokenUsage::read(openai), Some(expected));
+        let generate =
+            br#"{"text":"","meta_info":{"prompt_tokens":33,"completion_tokens":24,"cached_tokens":32}}"#;
+        assert_eq!(TokenUsage::read(generate), Some(expected));
+        let plain = br#"{"usage":{"prompt_tokens":1,"completion_tokens":2,"prompt_tokens_details":null}}"#;
+        assert_eq!(
+            TokenUsage::read(plain),
+            Some(TokenUsage { prompt_tokens: 1, completion_tokens: 2, cached_tokens: None })
+        );
+        assert_eq!(TokenUsage::read(br#"{"choices":[],"usage":null}"#), None);
+        assert_eq!(TokenUsage::read(b"garbage"), None);
+    }
+
+    #[test]
+    fn tokens_are_counted_whatever_the_rest_is() {
+        let expected = TokenUsage { prompt_tokens: 1, completion_tokens: 2, cached_tokens: None };
+        for rest in [r#""id":7"#, r#""choices":null"#, r#""choices":[{"finish_reason":{"type":"stop"}}]"#] {
+            let openai = format!(r#"{{{rest},"usage":{{"prompt_tokens":1,"completion_tokens":2}}}}"#);
+            assert_eq!(TokenUsage::read(openai.as_bytes()), Some(expected), "{openai}");
+            let generate = format!(r#"{{{rest},"meta_info":{{"prompt_tokens":1,"completion_tokens":2}}}}"#);
+            assert_eq!(TokenUsage::read(generate.as_bytes()), Some(expected), "{generate}");
+        }
+        let text = br#"{"meta_info":{"finish_reason":"stop","prompt_tokens":1,"completion_tokens":2}}"#;
+        assert_eq!(TokenUsage::read(text), Some(expected));
+    }
+
+    fn of(events: &[&str]) -> (Option<String>, Vec<String>) {
+        let mut ending = ResponseFinish::default();
+        events.iter().for_each(|event| ending.add(&ResponseSummary::read(event.as_bytes())));
+        (ending.id, ending.finish_reasons)
+    }
+
+    #[test]
+    fn the_last_events_of_every_shape_give_id_and_reasons() {
+        let last = r#"{"id":"c-1","choices":[{"index":0,"delta":{},"finish_reason":"length"}]}"#;
+        let usage = r#"{"id":"c-1","choices":[],"usage":{"prompt_tokens":1}}"#;
+        let expected = (Some("c-1".to_owned()), vec!["length".to_owned()]);
+        assert_eq!(of(&[last, usage]), expected);
+        let piece = r#"{"id":"c-1","choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}"#;
+        assert_eq!(of(&[piece, last]), expected);
+        let two = r#"{"id":"c\u002d2","choices":[{"finish_reason":"stop"},{"finish_reason":"length"}]}"#;
+        assert_eq!(of(&[two]), (Some("c-2".to_owned()), vec!["stop".to_owned(), "length".to_owned()]));
+        let generate = r#"{"text":"","meta_info":{"id":"g","finish_reason":{"type":"stop","matched":2}}}"#;
+        assert_eq!(of(&["", generate]), (Some("g".to_owned()), vec!["stop".to_owned()]));
+    }
+
+    #[test]
+    fn finish_reasons_are_bounded() {
+        let choices = vec![r#"{"finish_reason":"stop"}"#; MAX_FINISH_REASONS - 1].join(",");
+        let event = format!(r#"{{"choices":[{choices}]}}"#);
+        assert_eq!(of(&[&event]).1.len(), MAX_FINISH_REASONS - 1);
+        assert_eq!(of(&[&event, &event]).1.len(), MAX_FINISH_REASONS);
+    }
+
+    #[test]
+    fn another_shape_says_nothing() {
+        let long = format!(r#"{{"id":"{}"}}"#, "x".repeat(MAX_ID_LEN + 1));
+        for text in ["", "[]", "{}", r#"{"id":1}"#, r#"{"choices":[{"finish_reason":1}]}"#, &long] {
+            assert_eq!(of(&[text]), (None, Vec::new()), "{text:.40}");
+            assert_eq!(ResponseSummary::of(text.as_bytes()).is_ok(), !text.is_empty(), "{text:.40}");
+        }
+    }
+
+    #[test]
+    fn what_must_be_json_is_whatever_it_says() {
+        for json in
+            ["[]", "7", "null", "[{\"usage\":1}]", r#"{"id":1,"id":2,"usage":3}"#, "{\"text\":\"\u{7f}\"} "]
+        {
+            assert!(ResponseSummary::of(json.as_bytes()).is_ok(), "{json}");
+        }
+        for text in
+            ["", "garbage", r#"{"id":"x""#, r#"{"id":"x"} and more"#, r#"{"id":"x",}"#, "{\"id\":\"\n\"}"]
+        {
+            assert!(ResponseSummary::of(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+}

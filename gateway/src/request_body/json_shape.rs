@@ -1,0 +1,247 @@
+//! Walks one JSON value with serde_json's full strictness (UTF-8, escapes, number range, depth) and keeps only
+//! its shape and size.
+
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+
+use super::transfer_members::is_transfer_member;
+
+/// Shape and size of one JSON value.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct JsonShape {
+    /// What the value itself is.
+    pub(crate) kind: JsonKind,
+    /// Members of the value itself, if it is an array.
+    pub(crate) items: u32,
+    /// What the first member of the array is.
+    pub(crate) first_item: JsonKind,
+    /// A member of the array that is not of the first one's kind: its position and kind.
+    pub(crate) mismatched_item: Option<(u32, JsonKind)>,
+    /// Bytes of all strings inside, object keys left out.
+    pub(crate) string_bytes: u64,
+    /// Count of all numbers inside.
+    pub(crate) numbers: u64,
+    /// `n` and `max_new_tokens`, if the value is an object (SGLang's `sampling_params`).
+    pub(crate) sampling: Option<SamplingParams>,
+    /// Whether an object inside has a member that steers KV transfer; not looked for in what a user wrote.
+    pub(crate) has_transfer_members: bool,
+}
+
+impl JsonShape {
+    /// Takes in the next member of the value itself, an array.
+    pub(crate) fn add_item(&mut self, kind: JsonKind) {
+        if self.items == 0 {
+            self.first_item = kind;
+        } else if self.mismatched_item.is_none() && !kind.same_type(self.first_item) {
+            self.mismatched_item = Some((self.items, kind));
+        }
+        self.items = self.items.saturating_add(1);
+    }
+}
+
+/// Members of SGLang's `sampling_params` that routing needs.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct SamplingParams {
+    pub(crate) n: Option<f64>,
+    pub(crate) max_new_tokens: Option<f64>,
+}
+
+impl SamplingParams {
+    /// Takes in a member; only numbers count.
+    pub(crate) fn set(&mut self, key: SamplingKey, kind: JsonKind) {
+        if let JsonKind::Number(value) = kind {
+            match key {
+                SamplingKey::N => self.n = Some(value),
+                SamplingKey::MaxNewTokens => self.max_new_tokens = Some(value),
+                SamplingKey::Other => {}
+            }
+        }
+    }
+}
+
+/// JSON's types; `Null` stands for absent too.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) enum JsonKind {
+    #[default]
+    Null,
+    Bool(bool),
+    Number(f64),
+    String,
+    Array,
+    Object,
+}
+
+impl JsonKind {
+    /// Name of the type for error messages.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            JsonKind::Null => "null",
+            JsonKind::Bool(_) => "a boolean",
+            JsonKind::Number(_) => "a number",
+            JsonKind::String => "a string",
+            JsonKind::Array => "an array",
+            JsonKind::Object => "an object",
+        }
+    }
+
+    fn same_type(self, other: JsonKind) -> bool {
+        std::mem::discriminant(&self) == std::mem::discriminant(&other)
+    }
+}
+
+/// Deserialises into a [`JsonShape`].
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct JsonShapeSeed {
+    /// Whether members that steer KV transfer are looked for.
+    pub(crate) finds_transfer_members: bool,
+}
+
+impl<'de> DeserializeSeed<'de> for JsonShapeSeed {
+    type Value = JsonShape;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<JsonShape, D::Error> {
+        let mut tally = JsonShape::default();
+        tally.kind = JsonShapeVisitor {
+            tally: &mut tally,
+            depth: 0,
+            finds_transfer_members: self.finds_transfer_members,
+        }
+        .deserialize(deserializer)?;
+        Ok(tally)
+    }
+}
+
+/// Recursion over one value; depth 0 is the value itself.
+struct JsonShapeVisitor<'t> {
+    tally: &'t mut JsonShape,
+    depth: u32,
+    finds_transfer_members: bool,
+}
+
+impl<'de> DeserializeSeed<'de> for JsonShapeVisitor<'_> {
+    type Value = JsonKind;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<JsonKind, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl JsonShapeVisitor<'_> {
+    /// The walk over a value inside this one.
+    fn nested(&mut self) -> JsonShapeVisitor<'_> {
+        JsonShapeVisitor {
+            tally: &mut *self.tally,
+            depth: self.depth + 1,
+            finds_transfer_members: self.finds_transfer_members,
+        }
+    }
+
+    fn number(self, value: f64) -> JsonKind {
+        self.tally.numbers += 1;
+        JsonKind::Number(value)
+    }
+}
+
+impl<'de> Visitor<'de> for JsonShapeVisitor<'_> {
+    type Value = JsonKind;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<JsonKind, E> {
+        Ok(JsonKind::Bool(value))
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<JsonKind, E> {
+        Ok(self.number(value as f64))
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<JsonKind, E> {
+        Ok(self.number(value as f64))
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<JsonKind, E> {
+        Ok(self.number(value))
+    }
+
+    fn visit_str<E: Error>(self, value: &str) -> Result<JsonKind, E> {
+        self.tally.string_bytes += value.len() as u64;
+        Ok(JsonKind::String)
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<JsonKind, E> {
+        Ok(JsonKind::Null)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut seq: A) -> Result<JsonKind, A::Error> {
+        let top = self.depth == 0;
+        while let Some(kind) = seq.next_element_seed(self.nested())? {
+            if top {
+                self.tally.add_item(kind);
+            }
+        }
+        Ok(JsonKind::Array)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<JsonKind, A::Error> {
+        let top = self.depth == 0;
+        let mut sampling = SamplingParams::default();
+        while let Some(key) = map.next_key_seed(NestedKeySeed)? {
+            self.tally.has_transfer_members |= self.finds_transfer_members && key.steers_transfer;
+            let kind = map.next_value_seed(self.nested())?;
+            if top {
+                sampling.set(key.sampling, kind);
+            }
+        }
+        if top {
+            self.tally.sampling = Some(sampling);
+        }
+        Ok(JsonKind::Object)
+    }
+}
+
+/// Which member of [`SamplingParams`] a key names.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum SamplingKey {
+    N,
+    MaxNewTokens,
+    Other,
+}
+
+impl SamplingKey {
+    pub(crate) fn from_key(key: &str) -> SamplingKey {
+        match key {
+            "n" => SamplingKey::N,
+            "max_new_tokens" => SamplingKey::MaxNewTokens,
+            _ => SamplingKey::Other,
+        }
+    }
+}
+
+/// What the key of an inner object is.
+struct NestedKey {
+    sampling: SamplingKey,
+    steers_transfer: bool,
+}
+
+struct NestedKeySeed;
+
+impl<'de> DeserializeSeed<'de> for NestedKeySeed {
+    type Value = NestedKey;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<NestedKey, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for NestedKeySeed {
+    type Value = NestedKey;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("an object key")
+    }
+
+    fn visit_str<E: Error>(self, key: &str) -> Result<NestedKey, E> {
+        Ok(NestedKey { sampling: SamplingKey::from_key(key), steers_transfer: is_transfer_member(key) })
+    }
+}

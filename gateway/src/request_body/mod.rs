@@ -1,0 +1,21 @@
+//! Reads from a request body only what routing needs, and splices into it only what the engines' protocols need.
+//! Everything else stays byte for byte as the client wrote it.
+
+mod fast_reader;
+mod json_shape;
+mod routing_fields;
+mod serde_reader;
+mod splice;
+mod strip;
+mod transfer_members;
+
+#[doc(hidden)]
+pub use routing_fields::accepts;
+pub(crate) use routing_fields::{BodyMember, InferenceApi, RoutingFields};
+pub(crate) use splice::{MemberEdit, SplicedBody};
+pub use strip::{MemberSearchError, without_transfer_members};
+pub use transfer_members::{is_transfer_member, is_user_data};
+#[cfg(test)]
+mod fast_reader_tests;
+#[cfg(test)]
+mod tests;

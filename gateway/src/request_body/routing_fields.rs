@@ -1,0 +1,408 @@
+//! The head of a request: the members that routing needs, checked.
+
+use std::borrow::Cow;
+
+use super::fast_reader;
+use super::json_shape::{JsonKind, JsonShape};
+use super::serde_reader::strict_members;
+use crate::error::{ApiError, ApiErrorCode};
+
+/// Most sequences of one request: vLLM's own default limit for `n`. Each costs a bootstrap room in SGLang's bodies, so a
+/// request of a few bytes must not ask for a billion.
+const MAX_SEQUENCES: u32 = 16_384;
+
+/// Request families with their own body layout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum InferenceApi {
+    /// Answers in a chat.
+    Chat,
+    /// A text goes on.
+    Completions,
+    /// SGLang's own.
+    Generate,
+    /// Any other path: only `model` and `stream` are read.
+    Other,
+}
+
+impl InferenceApi {
+    /// The path that the router has for it, if that is one only.
+    pub(crate) const fn path(self) -> Option<&'static str> {
+        match self {
+            Self::Chat => Some("/v1/chat/completions"),
+            Self::Completions => Some("/v1/completions"),
+            Self::Generate => Some("/generate"),
+            Self::Other => None,
+        }
+    }
+}
+
+/// Top-level members that the gateway reads or writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub(crate) enum BodyMember {
+    Model,
+    Messages,
+    Prompt,
+    Text,
+    InputIds,
+    SamplingParams,
+    Stream,
+    StreamOptions,
+    N,
+    MaxTokens,
+    MaxCompletionTokens,
+    MinTokens,
+    Rid,
+    Seed,
+    Priority,
+}
+
+impl BodyMember {
+    const ALL: [(BodyMember, &'static str); 15] = [
+        (BodyMember::Model, "model"),
+        (BodyMember::Messages, "messages"),
+        (BodyMember::Prompt, "prompt"),
+        (BodyMember::Text, "text"),
+        (BodyMember::InputIds, "input_ids"),
+        (BodyMember::SamplingParams, "sampling_params"),
+        (BodyMember::Stream, "stream"),
+        (BodyMember::StreamOptions, "stream_options"),
+        (BodyMember::N, "n"),
+        (BodyMember::MaxTokens, "max_tokens"),
+        (BodyMember::MaxCompletionTokens, "max_completion_tokens"),
+        (BodyMember::MinTokens, "min_tokens"),
+        (BodyMember::Rid, "rid"),
+        (BodyMember::Seed, "seed"),
+        (BodyMember::Priority, "priority"),
+    ];
+
+    /// Finds a member by its JSON key.
+    pub(crate) fn from_key(key: &str) -> Option<BodyMember> {
+        Self::ALL.iter().find(|(_, name)| *name == key).map(|(member, _)| *member)
+    }
+
+    /// Its JSON key.
+    pub(crate) fn key(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
+
+    fn bit(self) -> u32 {
+        1 << self as u8
+    }
+}
+
+/// What routing knows of a request after one pass over its body.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct RoutingFields<'a> {
+    /// Model asked for; `None` if the body names none.
+    pub(crate) model: Option<Cow<'a, str>>,
+    /// The client wants server-sent events.
+    pub(crate) stream: bool,
+    /// Prompts in the body: 1, or the length of a batch.
+    pub(crate) batch: u32,
+    /// Completions per prompt.
+    pub(crate) n: u32,
+    /// The client's limit on generated tokens.
+    pub(crate) max_output_tokens: Option<u32>,
+    /// The client's seed, if it is a whole number.
+    pub(crate) seed: Option<i64>,
+    /// Bytes of prompt text.
+    pub(crate) prompt_bytes: u64,
+    /// Prompt token ids given as numbers.
+    pub(crate) prompt_ids: u64,
+    /// Whether the object has no member at all (decides on the comma before an appended one).
+    pub(crate) is_empty_object: bool,
+    /// Whether it has members that steer KV transfer: they are to be taken out before anything is made of the body.
+    pub(crate) has_transfer_members: bool,
+    present: u32,
+}
+
+impl<'a> RoutingFields<'a> {
+    /// Reads `body` once. Accepts exactly what `serde_json` accepts as an object (without repeated known members).
+    ///
+    /// # Errors
+    /// [`ApiErrorCode::InvalidJson`] with the position, or [`ApiErrorCode::InvalidRequest`] with the member at fault.
+    pub(crate) fn read(api: InferenceApi, body: &'a [u8]) -> Result<RoutingFields<'a>, ApiError> {
+        members(body).map_err(|error| not_json(body, &error))?.check(api)
+    }
+
+    /// The same without the model's name, so that it no longer borrows from the body.
+    pub(crate) fn without_model(self) -> RoutingFields<'static> {
+        RoutingFields { model: None, ..self }
+    }
+
+    /// Whether the body has this member.
+    pub(crate) fn has(&self, member: BodyMember) -> bool {
+        self.present & member.bit() != 0
+    }
+
+    /// Sequences that the engine will run.
+    pub(crate) fn sequences(&self) -> u32 {
+        self.batch.saturating_mul(self.n)
+    }
+}
+
+/// Whether the gateway takes `body` as a JSON object: for fuzzing against `serde_json`.
+#[must_use]
+pub fn accepts(body: &[u8]) -> bool {
+    members(body).is_ok()
+}
+
+fn members(body: &[u8]) -> Result<BodyMembers<'_>, serde_json::Error> {
+    fast_reader::members(body).map_or_else(|| strict_members(body), Ok)
+}
+
+fn not_json(body: &[u8], error: &serde_json::Error) -> ApiError {
+    let text = error.to_string();
+    let message = if body.iter().all(u8::is_ascii_whitespace) {
+        "the request has no body; send a JSON object".to_owned()
+    } else if std::str::from_utf8(body).is_err() {
+        format!("the body is not valid UTF-8 ({text}); encode the JSON as UTF-8")
+    } else if text.contains("recursion limit") {
+        format!("the body nests deeper than 127 levels ({text}); flatten it")
+    } else {
+        format!("the body is not a valid JSON object: {text}")
+    };
+    ApiError::new(ApiErrorCode::InvalidJson, message)
+}
+
+/// Known members as found, before any check.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct BodyMembers<'a> {
+    /// Value of the last `model`, if it is a string.
+    pub(super) model: Option<Cow<'a, str>>,
+    shapes: [Option<JsonShape>; BodyMember::ALL.len()],
+    present: u32,
+    repeated: Option<BodyMember>,
+    count: u32,
+    /// Whether a member that steers KV transfer is among them, or inside one that an engine may read parameters from.
+    pub(super) has_transfer_members: bool,
+}
+
+impl<'a> BodyMembers<'a> {
+    /// Counts a member of the body and keeps its tally if it is known.
+    pub(super) fn record(&mut self, key: Option<BodyMember>, tally: JsonShape) {
+        self.count = self.count.saturating_add(1);
+        if let Some(member) = key {
+            if self.present & member.bit() != 0 {
+                self.repeated = Some(member);
+            }
+            self.present |= member.bit();
+            self.shapes[member as usize] = Some(tally);
+        }
+    }
+
+    fn kind(&self, member: BodyMember) -> JsonKind {
+        self.tally(member).map_or(JsonKind::Null, |tally| tally.kind)
+    }
+
+    fn tally(&self, member: BodyMember) -> Option<&JsonShape> {
+        self.shapes[member as usize].as_ref()
+    }
+
+    fn check(self, api: InferenceApi) -> Result<RoutingFields<'a>, ApiError> {
+        if let Some(member) = self.repeated {
+            return Err(invalid_member(
+                member.key(),
+                format!("`{}` appears twice; send it once", member.key()),
+            ));
+        }
+        match self.kind(BodyMember::Model) {
+            JsonKind::Null | JsonKind::String => {}
+            other => return Err(expected(BodyMember::Model, "a string", other)),
+        }
+        let stream = match self.kind(BodyMember::Stream) {
+            JsonKind::Null => false,
+            JsonKind::Bool(stream) => stream,
+            other => return Err(expected(BodyMember::Stream, "a boolean", other)),
+        };
+        let mut head = RoutingFields {
+            stream,
+            batch: 1,
+            n: 1,
+            max_output_tokens: None,
+            seed: None,
+            prompt_bytes: 0,
+            prompt_ids: 0,
+            is_empty_object: self.count == 0,
+            has_transfer_members: self.has_transfer_members,
+            present: self.present,
+            model: None,
+        };
+        match api {
+            InferenceApi::Chat => self.check_chat(&mut head)?,
+            InferenceApi::Completions => self.check_completions(&mut head)?,
+            InferenceApi::Generate => self.check_generate(&mut head)?,
+            InferenceApi::Other => {}
+        }
+        if head.sequences() > MAX_SEQUENCES {
+            return Err(self.too_many(api, &head));
+        }
+        head.model = self.model;
+        Ok(head)
+    }
+
+    fn too_many(&self, api: InferenceApi, head: &RoutingFields<'_>) -> ApiError {
+        let prompts = [BodyMember::Prompt, BodyMember::Text, BodyMember::InputIds]
+            .into_iter()
+            .find(|m| self.tally(*m).is_some());
+        let param = match (api, prompts) {
+            (_, Some(prompts)) if head.batch > MAX_SEQUENCES => prompts.key(),
+            (InferenceApi::Generate, _) => "sampling_params.n",
+            _ => BodyMember::N.key(),
+        };
+        let text = format!(
+            "`{param}` asks for {} prompts times {} answers; send at most {MAX_SEQUENCES} sequences in one request",
+            head.batch, head.n
+        );
+        invalid_member(param, text)
+    }
+
+    fn check_chat(&self, head: &mut RoutingFields<'a>) -> Result<(), ApiError> {
+        let messages = match self.tally(BodyMember::Messages) {
+            Some(tally) if tally.kind == JsonKind::Array => tally,
+            Some(tally) if tally.kind != JsonKind::Null => {
+                return Err(expected(BodyMember::Messages, "an array of messages", tally.kind));
+            }
+            _ => return Err(invalid_member("messages", "`messages` is missing; send an array of messages")),
+        };
+        if messages.items == 0 {
+            return Err(invalid_member("messages", "`messages` is empty; send at least one message"));
+        }
+        let stray = if messages.first_item == JsonKind::Object {
+            messages.mismatched_item
+        } else {
+            Some((0, messages.first_item))
+        };
+        if let Some((at, kind)) = stray {
+            let param = format!("messages[{at}]");
+            return Err(invalid_member(&param, format!("`{param}` must be an object, not {}", kind.name())));
+        }
+        head.prompt_bytes = messages.string_bytes;
+        self.output_limits(head)
+    }
+
+    fn check_completions(&self, head: &mut RoutingFields<'a>) -> Result<(), ApiError> {
+        let Some(prompt) = self.tally(BodyMember::Prompt).filter(|tally| tally.kind != JsonKind::Null) else {
+            return Err(invalid_member("prompt", "`prompt` is missing; send a string or an array"));
+        };
+        read_prompt(BodyMember::Prompt, prompt, head)?;
+        self.output_limits(head)
+    }
+
+    fn check_generate(&self, head: &mut RoutingFields<'a>) -> Result<(), ApiError> {
+        let given = [BodyMember::Text, BodyMember::InputIds]
+            .into_iter()
+            .find_map(|m| self.tally(m).filter(|tally| tally.kind != JsonKind::Null).map(|tally| (m, tally)));
+        match given {
+            Some((member, tally)) => read_prompt(member, tally, head)?,
+            // Embeddings as input: the engine knows; length is unknown here.
+            None if self.count > 0 => {}
+            None => return Err(invalid_member("text", "`text` or `input_ids` is missing")),
+        }
+        if let Some(params) = self.tally(BodyMember::SamplingParams) {
+            match params.kind {
+                JsonKind::Null | JsonKind::Array => {}
+                JsonKind::Object => {
+                    let sampling = params.sampling.unwrap_or_default();
+                    head.n = positive("sampling_params.n", sampling.n)?.unwrap_or(1);
+                    head.max_output_tokens =
+                        count("sampling_params.max_new_tokens", sampling.max_new_tokens)?;
+                }
+                other => return Err(expected(BodyMember::SamplingParams, "an object", other)),
+            }
+        }
+        Ok(())
+    }
+
+    fn output_limits(&self, head: &mut RoutingFields<'a>) -> Result<(), ApiError> {
+        let number = |member: BodyMember| match self.kind(member) {
+            JsonKind::Null => Ok(None),
+            JsonKind::Number(value) => Ok(Some(value)),
+            other => Err(expected(member, "an integer", other)),
+        };
+        head.n = positive("n", number(BodyMember::N)?)?.unwrap_or(1);
+        let old = count("max_tokens", number(BodyMember::MaxTokens)?)?;
+        let new = count("max_completion_tokens", number(BodyMember::MaxCompletionTokens)?)?;
+        head.max_output_tokens = new.or(old);
+        head.seed = match self.kind(BodyMember::Seed) {
+            JsonKind::Number(seed) if seed.fract() == 0.0 => Some(truncate_to_integer(seed)),
+            _ => None,
+        };
+        Ok(())
+    }
+}
+
+/// String, array of strings, array of ids, or array of arrays of ids.
+fn read_prompt(member: BodyMember, tally: &JsonShape, head: &mut RoutingFields<'_>) -> Result<(), ApiError> {
+    let key = member.key();
+    match (tally.kind, tally.first_item) {
+        (JsonKind::String, _) => {}
+        (JsonKind::Array, JsonKind::Null) if tally.items == 0 => {
+            return Err(invalid_member(key, format!("`{key}` is empty; send at least one prompt")));
+        }
+        (JsonKind::Array, JsonKind::Number(_)) => {}
+        (JsonKind::Array, JsonKind::String | JsonKind::Array) => head.batch = tally.items,
+        (JsonKind::Array, other) => {
+            let param = format!("{key}[0]");
+            let text = format!(
+                "`{param}` must be a string, a token id or an array of token ids, not {}",
+                other.name()
+            );
+            return Err(invalid_member(&param, text));
+        }
+        (other, _) => return Err(expected(member, "a string or an array", other)),
+    }
+    if let Some((at, kind)) = tally.mismatched_item {
+        let param = format!("{key}[{at}]");
+        let text = format!("`{param}` is {}, but `{key}[0]` is {}", kind.name(), tally.first_item.name());
+        return Err(invalid_member(&param, text));
+    }
+    head.prompt_bytes = tally.string_bytes;
+    head.prompt_ids = tally.numbers;
+    Ok(())
+}
+
+fn invalid_member(param: &str, message: impl Into<String>) -> ApiError {
+    ApiError::new(ApiErrorCode::InvalidRequest, message).param(param)
+}
+
+fn expected(member: BodyMember, what: &str, found: JsonKind) -> ApiError {
+    let key = member.key();
+    invalid_member(key, format!("`{key}` must be {what}, not {}", found.name()))
+}
+
+/// A whole number from 1 on.
+fn positive(param: &str, value: Option<f64>) -> Result<Option<u32>, ApiError> {
+    match count(param, value)? {
+        Some(0) => Err(invalid_member(param, format!("`{param}` must be at least 1"))),
+        other => Ok(other),
+    }
+}
+
+/// A whole number from 0 on; clamped to what an engine could ever run.
+fn count(param: &str, value: Option<f64>) -> Result<Option<u32>, ApiError> {
+    let Some(value) = value else { return Ok(None) };
+    if value.fract() != 0.0 || value < 0.0 {
+        return Err(invalid_member(
+            param,
+            format!("`{param}` must be a whole number that is not negative, not {value}"),
+        ));
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "clamped to the range just before"
+    )]
+    Ok(Some(value.min(f64::from(u32::MAX)) as u32))
+}
+
+/// Nearest 64-bit integer.
+fn truncate_to_integer(value: f64) -> i64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a cast from float saturates, which is what is wanted"
+    )]
+    let whole = value as i64;
+    whole
+}

@@ -1,0 +1,147 @@
+//! A request body's members as serde_json finds them.
+
+use std::borrow::Cow;
+
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
+
+use super::json_shape::{JsonKind, JsonShape, JsonShapeSeed};
+use super::routing_fields::{BodyMember, BodyMembers};
+use super::transfer_members::{is_transfer_member, is_user_data};
+
+/// The members as serde_json reads them: the judge of what [`quick::members`] may accept.
+pub(super) fn strict_members(body: &[u8]) -> Result<BodyMembers<'_>, serde_json::Error> {
+    let mut deserializer = serde_json::Deserializer::from_slice(body);
+    let members = BodyMembersSeed.deserialize(&mut deserializer)?;
+    deserializer.end()?;
+    Ok(members)
+}
+
+/// Deserialises the top-level object.
+struct BodyMembersSeed;
+
+impl<'de> DeserializeSeed<'de> for BodyMembersSeed {
+    type Value = BodyMembers<'de>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<BodyMembers<'de>, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for BodyMembersSeed {
+    type Value = BodyMembers<'de>;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<BodyMembers<'de>, A::Error> {
+        let mut members = BodyMembers::default();
+        while let Some(BodyKey { member, steers_transfer, is_user_data }) = map.next_key_seed(BodyKeySeed)? {
+            let tally = match member {
+                Some(BodyMember::Model) => {
+                    let (tally, model) = map.next_value_seed(ModelMemberSeed)?;
+                    members.model = model;
+                    tally
+                }
+                _ => map.next_value_seed(JsonShapeSeed { finds_transfer_members: !is_user_data })?,
+            };
+            members.has_transfer_members |= steers_transfer || tally.has_transfer_members;
+            members.record(member, tally);
+        }
+        Ok(members)
+    }
+}
+
+/// What a key of the body is.
+pub(super) struct BodyKey {
+    /// The member, if it is a known one.
+    pub(super) member: Option<BodyMember>,
+    steers_transfer: bool,
+    is_user_data: bool,
+}
+
+/// Reads a key of the body.
+pub(super) struct BodyKeySeed;
+
+impl<'de> DeserializeSeed<'de> for BodyKeySeed {
+    type Value = BodyKey;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for BodyKeySeed {
+    type Value = BodyKey;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("an object key")
+    }
+
+    fn visit_str<E: Error>(self, key: &str) -> Result<Self::Value, E> {
+        Ok(BodyKey {
+            member: BodyMember::from_key(key),
+            steers_transfer: is_transfer_member(key),
+            is_user_data: is_user_data(key),
+        })
+    }
+}
+
+/// Keeps the text if the value is a string, otherwise only its shape.
+struct ModelMemberSeed;
+
+impl<'de> DeserializeSeed<'de> for ModelMemberSeed {
+    type Value = (JsonShape, Option<Cow<'de, str>>);
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for ModelMemberSeed {
+    type Value = (JsonShape, Option<Cow<'de, str>>);
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a model name")
+    }
+
+    fn visit_borrowed_str<E: Error>(self, value: &'de str) -> Result<Self::Value, E> {
+        Ok((JsonShape { kind: JsonKind::String, ..JsonShape::default() }, Some(Cow::Borrowed(value))))
+    }
+
+    fn visit_str<E: Error>(self, value: &str) -> Result<Self::Value, E> {
+        Ok((JsonShape { kind: JsonKind::String, ..JsonShape::default() }, Some(Cow::Owned(value.to_owned()))))
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        Ok((JsonShape::default(), None))
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<Self::Value, E> {
+        Ok((JsonShape { kind: JsonKind::Bool(value), ..JsonShape::default() }, None))
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<Self::Value, E> {
+        self.visit_f64(value as f64)
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<Self::Value, E> {
+        self.visit_f64(value as f64)
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<Self::Value, E> {
+        Ok((JsonShape { kind: JsonKind::Number(value), ..JsonShape::default() }, None))
+    }
+
+    fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        while seq.next_element_seed(JsonShapeSeed { finds_transfer_members: false })?.is_some() {}
+        Ok((JsonShape { kind: JsonKind::Array, ..JsonShape::default() }, None))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        while map.next_key_seed(BodyKeySeed)?.is_some() {
+            map.next_value_seed(JsonShapeSeed { finds_transfer_members: false })?;
+        }
+        Ok((JsonShape { kind: JsonKind::Object, ..JsonShape::default() }, None))
+    }
+}

@@ -1,0 +1,154 @@
+//! A request body with members replaced and appended, without copying or re-serialising the rest.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+use super::routing_fields::{BodyMember, RoutingFields};
+use super::serde_reader::BodyKeySeed;
+
+/// Replaces the value of one top-level member if it is there.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct MemberEdit {
+    pub(crate) member: BodyMember,
+    /// JSON text of the new value.
+    pub(crate) value: Bytes,
+}
+
+impl MemberEdit {
+    pub(crate) fn new(member: BodyMember, value: impl Into<Bytes>) -> Self {
+        Self { member, value: value.into() }
+    }
+}
+
+/// A body in pieces: slices of the client's bytes with our own between them. Cheap to clone.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct SplicedBody {
+    chunks: Vec<Bytes>,
+    next: usize,
+}
+
+impl SplicedBody {
+    /// The client's bytes as they are.
+    pub(crate) fn verbatim(body: Bytes) -> Self {
+        Self { chunks: vec![body], next: 0 }
+    }
+
+    /// `body` with `edits` applied where their members are present, and `appended` (JSON members such as `"a":1,"b":2`)
+    /// put before the closing brace. `head` must have been read from this `body`.
+    pub(crate) fn new(body: &Bytes, head: &RoutingFields<'_>, edits: &[MemberEdit], appended: Bytes) -> Self {
+        let mut chunks = Vec::with_capacity(4 + 2 * edits.len());
+        let mut from = 0;
+        for (start, end, value) in edit_positions(body, head, edits) {
+            chunks.push(body.slice(from..start));
+            chunks.push(value);
+            from = end;
+        }
+        let Some(brace) = memchr::memrchr(b'}', body).filter(|_| !appended.is_empty()) else {
+            chunks.push(body.slice(from..));
+            return Self { chunks, next: 0 };
+        };
+        chunks.push(body.slice(from..brace));
+        if !head.is_empty_object {
+            chunks.push(Bytes::from_static(b","));
+        }
+        chunks.push(appended);
+        chunks.push(Bytes::from_static(b"}"));
+        Self { chunks, next: 0 }
+    }
+
+    /// Bytes not yet sent.
+    pub(crate) fn len(&self) -> u64 {
+        self.chunks[self.next.min(self.chunks.len())..].iter().map(|chunk| chunk.len() as u64).sum()
+    }
+
+    /// All pieces in one.
+    pub(crate) fn to_vec(&self) -> Vec<u8> {
+        self.chunks.concat()
+    }
+}
+
+impl Body for SplicedBody {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        while let Some(chunk) = self.chunks.get(self.next).cloned() {
+            self.next += 1;
+            if !chunk.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(chunk))));
+            }
+        }
+        Poll::Ready(None)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.len())
+    }
+}
+
+/// Byte ranges of the edited members' values, in order. A second pass over the body, made only if there is
+/// something to edit.
+fn edit_positions(
+    body: &Bytes,
+    head: &RoutingFields<'_>,
+    edits: &[MemberEdit],
+) -> Vec<(usize, usize, Bytes)> {
+    if !edits.iter().any(|edit| head.has(edit.member)) {
+        return Vec::new();
+    }
+    let mut deserializer = serde_json::Deserializer::from_slice(body);
+    let found = MemberLocator { base: body.as_ptr() as usize, edits }.deserialize(&mut deserializer);
+    // The head was read from the same bytes, so this pass cannot fail; if it did, nothing would be edited.
+    found.unwrap_or_default()
+}
+
+struct MemberLocator<'e> {
+    /// Address of the body's first byte: a raw value's offset is its own address less this.
+    base: usize,
+    edits: &'e [MemberEdit],
+}
+
+impl<'de> DeserializeSeed<'de> for MemberLocator<'_> {
+    type Value = Vec<(usize, usize, Bytes)>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for MemberLocator<'_> {
+    type Value = Vec<(usize, usize, Bytes)>;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut found = Vec::with_capacity(self.edits.len());
+        while let Some(key) = map.next_key_seed(BodyKeySeed)? {
+            match self.edits.iter().find(|edit| Some(edit.member) == key.member) {
+                Some(edit) => {
+                    let raw: &'de RawValue = map.next_value()?;
+                    let start = raw.get().as_ptr() as usize - self.base;
+                    found.push((start, start + raw.get().len(), edit.value.clone()));
+                }
+                None => {
+                    map.next_value::<IgnoredAny>()?;
+                }
+            }
+        }
+        Ok(found)
+    }
+}

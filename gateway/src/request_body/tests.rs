@@ -1,0 +1,190 @@
+//! Head and splice against serde_json as the judge.
+
+use bytes::Bytes;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::error::ApiErrorCode;
+
+fn head(api: InferenceApi, body: &str) -> Result<RoutingFields<'_>, crate::error::ApiError> {
+    RoutingFields::read(api, body.as_bytes())
+}
+
+#[test]
+fn reads_a_chat_request() {
+    let body =
+        r#"{"messages":[{"role":"user","content":"hello"}],"model":"m","max_tokens":7,"stream":true,"n":2}"#;
+    let head = head(InferenceApi::Chat, body).unwrap();
+    assert_eq!(head.model.as_deref(), Some("m"));
+    assert_eq!((head.stream, head.n, head.sequences(), head.max_output_tokens), (true, 2, 2, Some(7)));
+    assert_eq!(head.prompt_bytes, 9);
+    assert!(head.has(BodyMember::MaxTokens) && !head.has(BodyMember::Rid));
+}
+
+#[test]
+fn max_completion_tokens_wins_over_max_tokens() {
+    let body = r#"{"messages":[{}],"max_tokens":7,"max_completion_tokens":9}"#;
+    assert_eq!(head(InferenceApi::Chat, body).unwrap().max_output_tokens, Some(9));
+}
+
+#[test]
+fn counts_batches() {
+    let batch = |api, body| head(api, body).map(|h| (h.batch, h.prompt_ids)).unwrap();
+    assert_eq!(batch(InferenceApi::Completions, r#"{"prompt":"a"}"#), (1, 0));
+    assert_eq!(batch(InferenceApi::Completions, r#"{"prompt":["a","b"]}"#), (2, 0));
+    assert_eq!(batch(InferenceApi::Completions, r#"{"prompt":[1,2,3]}"#), (1, 3));
+    assert_eq!(batch(InferenceApi::Completions, r#"{"prompt":[[1,2],[3]]}"#), (2, 3));
+    assert_eq!(batch(InferenceApi::Generate, r#"{"input_ids":[[1],[2],[3]]}"#), (3, 3));
+    let body = r#"{"text":"x","sampling_params":{"n":4,"max_new_tokens":5}}"#;
+    let generate = head(InferenceApi::Generate, body).unwrap();
+    assert_eq!((generate.n, generate.max_output_tokens), (4, Some(5)));
+}
+
+#[test]
+fn names_the_member_at_fault() {
+    let cases = [
+        (InferenceApi::Chat, r#"{"model":1,"messages":[{}]}"#, "model"),
+        (InferenceApi::Chat, r#"{"model":"m"}"#, "messages"),
+        (InferenceApi::Chat, r#"{"messages":"hi"}"#, "messages"),
+        (InferenceApi::Chat, r#"{"messages":[]}"#, "messages"),
+        (InferenceApi::Chat, r#"{"messages":["hi"]}"#, "messages[0]"),
+        (InferenceApi::Chat, r#"{"messages":[{},7]}"#, "messages[1]"),
+        (InferenceApi::Chat, r#"{"messages":[{}],"stream":"yes"}"#, "stream"),
+        (InferenceApi::Chat, r#"{"messages":[{}],"n":0}"#, "n"),
+        (InferenceApi::Chat, r#"{"messages":[{}],"n":1.5}"#, "n"),
+        (InferenceApi::Chat, r#"{"messages":[{}],"max_tokens":-1}"#, "max_tokens"),
+        (InferenceApi::Chat, r#"{"messages":[{}],"max_tokens":"9"}"#, "max_tokens"),
+        (InferenceApi::Chat, r#"{"messages":[{}],"model":"a","model":"b"}"#, "model"),
+        (InferenceApi::Completions, r#"{"model":"m"}"#, "prompt"),
+        (InferenceApi::Completions, r#"{"prompt":{}}"#, "prompt"),
+        (InferenceApi::Completions, r#"{"prompt":[]}"#, "prompt"),
+        (InferenceApi::Completions, r#"{"prompt":["a",1]}"#, "prompt[1]"),
+        (InferenceApi::Completions, r#"{"prompt":[true]}"#, "prompt[0]"),
+        (InferenceApi::Generate, "{}", "text"),
+        (InferenceApi::Generate, r#"{"text":"a","sampling_params":3}"#, "sampling_params"),
+        (InferenceApi::Generate, r#"{"text":"a","sampling_params":{"n":-3}}"#, "sampling_params.n"),
+    ];
+    for (api, body, param) in cases {
+        let error = head(api, body).expect_err(body);
+        assert_eq!(
+            (error.code, error.param.as_deref()),
+            (ApiErrorCode::InvalidRequest, Some(param)),
+            "{body}: {error}"
+        );
+        assert!(error.message.contains(param), "{error}");
+    }
+}
+
+#[test]
+fn says_what_is_wrong_with_the_json() {
+    let deep = format!("{{\"messages\":{}{}}}", "[".repeat(500), "]".repeat(500));
+    let cases: [(&[u8], &str); 8] = [
+        (b"", "no body"),
+        (b"  \n", "no body"),
+        (b"[]", "object"),
+        (b"{\"a\":1", "line 1 column 6"),
+        (b"{\"a\":1}x", "trailing"),
+        (b"{\"a\":\"\xff\xfe\"}", "UTF-8"),
+        (deep.as_bytes(), "nests deeper"),
+        (b"{\"a\":\"\\ud800\"}", "hex escape"),
+    ];
+    for (body, part) in cases {
+        let error = RoutingFields::read(InferenceApi::Chat, body).unwrap_err();
+        assert_eq!(error.code, ApiErrorCode::InvalidJson);
+        assert!(error.message.contains(part), "{part}: {error}");
+    }
+}
+
+#[test]
+fn members_that_steer_kv_transfer_are_noticed() {
+    for body in [
+        r#"{"messages":[{}],"bootstrap_host":"x"}"#,
+        r#"{"messages":[{}],"bootstrap\u005froom":1}"#,
+        r#"{"messages":[{}],"kv_transfer_params":null,"kv_transfer_params":{}}"#,
+        r#"{"messages":[{}],"vllm_xargs":{"kv_transfer_params":"x"}}"#,
+        r#"{"messages":[{}],"vllm_xargs":{"a":1,"\u006bv_transfer_params":"x"}}"#,
+        r#"{"messages":[{}],"x":[[{"y":{"routed_dp_rank":1}}]]}"#,
+    ] {
+        assert!(head(InferenceApi::Chat, body).unwrap().has_transfer_members, "{body}");
+    }
+    for body in [
+        r#"{"messages":[{"kv_transfer_params":{}}],"x":"kv_transfer_params"}"#,
+        r#"{"messages":[{}],"tools":[{"function":{"parameters":{"properties":{"bootstrap_host":{}}}}}]}"#,
+    ] {
+        assert!(!head(InferenceApi::Chat, body).unwrap().has_transfer_members, "{body}");
+    }
+}
+
+fn splice(body: &str, edits: &[MemberEdit], appended: &'static str) -> String {
+    let bytes = Bytes::copy_from_slice(body.as_bytes());
+    let head = RoutingFields::read(InferenceApi::Other, &bytes).unwrap();
+    let spliced = SplicedBody::new(&bytes, &head, edits, Bytes::from_static(appended.as_bytes()));
+    assert_eq!(spliced.len() as usize, spliced.to_vec().len());
+    String::from_utf8(spliced.to_vec()).unwrap()
+}
+
+#[test]
+fn splices_without_touching_the_rest() {
+    assert_eq!(splice(" { } ", &[], r#""a":1"#), r#" { "a":1}"#);
+    assert_eq!(splice(r#"{"x":"}"} "#, &[], r#""a":1"#), r#"{"x":"}","a":1}"#);
+    assert_eq!(splice(r#"{"x" : 1.0000000000000002}"#, &[], ""), r#"{"x" : 1.0000000000000002}"#);
+    let edits = [MemberEdit::new(BodyMember::Stream, "false"), MemberEdit::new(BodyMember::MaxTokens, "1")];
+    assert_eq!(
+        splice(r#"{"max_tokens": 500 ,"x":[ 1 ],"stream":true}"#, &edits, r#""k":null"#),
+        r#"{"max_tokens": 1 ,"x":[ 1 ],"stream":false,"k":null}"#
+    );
+    assert_eq!(splice(r#"{"strea\u006d":true}"#, &edits, ""), r#"{"strea\u006d":false}"#);
+}
+
+pub(super) fn any_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        ".{0,12}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(4, 40, 6, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
+            prop::collection::hash_map(".{0,8}", inner, 0..6)
+                .prop_map(|map| Value::Object(map.into_iter().collect())),
+        ]
+    })
+}
+
+proptest! {
+    /// Edits and appended members are all that changes.
+    #[test]
+    fn splice_equals_edit_of_the_parsed_value(
+        others in prop::collection::hash_map("[a-z]{1,6}_", any_json(), 0..5),
+        stream in any::<Option<bool>>(),
+        max in any::<Option<u32>>(),
+    ) {
+        let mut value: serde_json::Map<String, Value> = others.into_iter().collect();
+        if let Some(stream) = stream { value.insert("stream".into(), stream.into()); }
+        if let Some(max) = max { value.insert("max_tokens".into(), max.into()); }
+        let body = Bytes::from(Value::Object(value).to_string());
+        // Read back, because reading a float does not always give the float that was printed.
+        let mut value: serde_json::Map<String, Value> = serde_json::from_slice(&body).unwrap();
+        let head = RoutingFields::read(InferenceApi::Other, &body).unwrap();
+        let edits = [MemberEdit::new(BodyMember::Stream, "false"), MemberEdit::new(BodyMember::MaxTokens, "1")];
+        let spliced = SplicedBody::new(&body, &head, &edits, Bytes::from_static(br#""zz":{"q":[1]}"#)).to_vec();
+        if stream.is_some() { value.insert("stream".into(), false.into()); }
+        if max.is_some() { value.insert("max_tokens".into(), 1.into()); }
+        value.insert("zz".into(), json!({"q": [1]}));
+        prop_assert_eq!(serde_json::from_slice::<Value>(&spliced).unwrap(), Value::Object(value));
+    }
+
+    /// Accepted exactly when serde_json reads an object: on JSON that was damaged by a few bytes.
+    #[test]
+    fn agrees_with_serde_json_on_validity(value in any_json(), cuts in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..3)) {
+        let mut body = json!({"messages": value, "model": "m"}).to_string().into_bytes();
+        for (at, byte) in cuts {
+            let at = at.index(body.len());
+            body[at] = byte;
+        }
+        prop_assert_eq!(accepts(&body), serde_json::from_slice::<serde_json::Map<String, Value>>(&body).is_ok());
+    }
+}

@@ -1,0 +1,98 @@
+//! Objects that are only on a node's disk: the node brings them into its memory for a while, and there they are read.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use moongate_kvstore::rpc::{self, DiskNodeClient, StoreCredentials};
+use moongate_runtime::Supervisor;
+use parking_lot::Mutex;
+
+use crate::client::KvClient;
+use crate::error::NodeError;
+use crate::locate::{ObjectLocation, ReplicaSource};
+
+/// Nodes that are remembered at most. When there are more, all are forgotten.
+const MAX_NODES: usize = 1024;
+
+/// The nodes with disks that this client has met.
+#[derive(Default)]
+pub(crate) struct DiskNodeTable(Mutex<HashMap<Arc<str>, DiskNodeClient>>);
+
+impl DiskNodeTable {
+    fn get(
+        &self,
+        endpoint: &Arc<str>,
+        options: rpc::MasterClientOptions,
+        authentication: Option<&StoreCredentials>,
+        supervisor: &Supervisor,
+    ) -> DiskNodeClient {
+        let mut nodes = self.0.lock();
+        if nodes.len() >= MAX_NODES && !nodes.contains_key(endpoint) {
+            nodes.clear();
+        }
+        let new = || DiskNodeClient::authenticated(endpoint, options, authentication.cloned(), supervisor);
+        nodes.entry(Arc::clone(endpoint)).or_insert_with(new).clone()
+    }
+}
+
+/// An object in the memory of a node, given back when this is dropped.
+pub(crate) struct StagedObjectGuard {
+    node: DiskNodeClient,
+    batch: u64,
+    expires_at: Instant,
+    supervisor: Supervisor,
+}
+
+impl StagedObjectGuard {
+    /// Whether the object was there until now.
+    pub(crate) fn is_valid(&self) -> bool {
+        Instant::now() < self.expires_at
+    }
+}
+
+impl Drop for StagedObjectGuard {
+    fn drop(&mut self) {
+        let (node, batch) = (self.node.clone(), self.batch);
+        self.supervisor.spawn("kv-release", async move {
+            if let Err(error) = node.release(batch).await {
+                tracing::debug!(%error, "the node takes its memory back by itself");
+            }
+        });
+    }
+}
+
+impl KvClient {
+    /// Has an object brought into memory that is only on a disk, and makes that its source.
+    pub(crate) async fn stage(
+        &self,
+        key: &str,
+        located: &mut ObjectLocation,
+    ) -> Result<Option<StagedObjectGuard>, NodeError> {
+        let Some(endpoint) = located.disk.as_ref().filter(|_| located.sources.is_empty()) else {
+            return Ok(None);
+        };
+        let (shared, asked) = (&*self.shared, Instant::now());
+        let failed = |reason: String| NodeError::Disk { endpoint: Arc::clone(endpoint), reason };
+        let options = rpc::MasterClientOptions { connections: 1, ..shared.options.master };
+        let node = shared.disk_nodes.get(
+            endpoint,
+            options,
+            shared.options.authentication.as_ref(),
+            &shared.supervisor,
+        );
+        let staged = node.stage(&shared.options.tenant, key, located.size as u64).await;
+        let staged = staged.map_err(|error| failed(error.to_string()))?;
+        let address = staged.addresses.first().copied();
+        let address = address.ok_or_else(|| failed("it brought nothing".to_owned()))?;
+        let source = ReplicaSource { peer: shared.peers.get(&staged.endpoint), address };
+        located.sources.push(source);
+        let until = asked + Duration::from_millis(staged.ttl_ms);
+        Ok(Some(StagedObjectGuard {
+            node,
+            batch: staged.batch_id,
+            expires_at: until,
+            supervisor: shared.supervisor.clone(),
+        }))
+    }
+}

@@ -1,0 +1,123 @@
+//! Drain jobs as others are told of them.
+
+use std::borrow::Cow;
+
+use mooncake_wire::ErrorCode;
+use mooncake_wire::admin::DrainJobResponse;
+use mooncake_wire::types::Uuid;
+
+use super::{DrainJobEntry, DrainJobTable, InFlightMove};
+use crate::change::{DrainJobState, StateChange, StateChangeSink};
+
+impl DrainJobEntry {
+    pub(super) fn report(&self, id: Uuid) -> DrainJobResponse {
+        DrainJobResponse {
+            success: true,
+            job_id: id,
+            job_type: 0,
+            type_name: "DRAIN".to_owned(),
+            status: self.status,
+            status_name: self.status.name().unwrap_or_default().to_owned(),
+            created_at_ms_epoch: self.created_at_ms.cast_signed(),
+            last_updated_at_ms_epoch: self.updated_at_ms.cast_signed(),
+            segments: self.segments.clone(),
+            succeeded_units: self.succeeded,
+            failed_units: self.failed,
+            blocked_units: self.blocked,
+            active_units: self.moves.len() as u64,
+            migrated_bytes: self.moved_bytes,
+            message: self.message.to_string(),
+            error_code: ErrorCode::OK,
+            error_message: String::new(),
+        }
+    }
+
+    /// Tells what it is, without the objects that it moves.
+    pub(super) fn emit_state(&self, id: Uuid, fx: &mut dyn StateChangeSink) {
+        fx.record(StateChange::DrainJob(DrainJobState {
+            id,
+            segments: Cow::Borrowed(&self.segments),
+            targets: Cow::Borrowed(&self.targets),
+            concurrency: self.concurrency as u64,
+            status: self.status,
+            created_at_ms: self.created_at_ms,
+            updated_at_ms: self.updated_at_ms,
+            succeeded: self.succeeded,
+            failed: self.failed,
+            blocked: self.blocked,
+            moved_bytes: self.moved_bytes,
+            message: Cow::Borrowed(&self.message),
+        }));
+    }
+}
+
+impl DrainJobTable {
+    /// Makes a job what a fact says.
+    pub(crate) fn restore(&mut self, state: &DrainJobState<'_>) {
+        let Self(jobs) = self;
+        let known = jobs.remove(&state.id);
+        if known.is_none() {
+            super::drop_finished(jobs);
+        }
+        let (moves, tries) = known.map(|job| (job.moves, job.attempts)).unwrap_or_default();
+        let mut job = DrainJobEntry {
+            segments: state.segments.to_vec(),
+            targets: state.targets.to_vec(),
+            concurrency: usize::try_from(state.concurrency).unwrap_or(usize::MAX),
+            status: state.status,
+            created_at_ms: state.created_at_ms,
+            updated_at_ms: state.updated_at_ms,
+            dispatched_at_ms: 0,
+            moves,
+            attempts: tries,
+            succeeded: state.succeeded,
+            failed: state.failed,
+            blocked: state.blocked,
+            moved_bytes: state.moved_bytes,
+            reported: [0; 4],
+            message: Cow::Owned(state.message.to_string()),
+        };
+        job.reported = job.progress();
+        if job.is_finished() {
+            job.moves.clear();
+        }
+        jobs.insert(state.id, job);
+    }
+
+    /// A job has begun to move an object.
+    pub(crate) fn restore_move(&mut self, job: Uuid, task: Uuid, (tenant, key): (&str, &str), size: u64) {
+        if let Some(job) = self.0.get_mut(&job) {
+            job.moves.insert(task, InFlightMove { tenant: tenant.to_owned(), key: key.to_owned(), size });
+        }
+    }
+
+    /// A job's task has ended.
+    pub(crate) fn restore_moved(&mut self, job: Uuid, task: Uuid, (tenant, key): (&str, &str), tries: u32) {
+        if let Some(job) = self.0.get_mut(&job) {
+            job.moves.remove(&task);
+            job.record_attempts((tenant.to_owned(), key.to_owned()), tries);
+        }
+    }
+
+    /// Tells all jobs.
+    pub(crate) fn emit_state(&self, fx: &mut dyn StateChangeSink) {
+        for (id, job) in &self.0 {
+            job.emit_state(*id, fx);
+            for (task, it) in &job.moves {
+                let (tenant, key) = (Cow::Borrowed(&*it.tenant), Cow::Borrowed(&*it.key));
+                fx.record(StateChange::DrainMoveStarted {
+                    job: *id,
+                    task: *task,
+                    tenant,
+                    key,
+                    size: it.size,
+                });
+            }
+            for ((tenant, key), tries) in &job.attempts {
+                let (tenant, key) = (Cow::Borrowed(&**tenant), Cow::Borrowed(&**key));
+                let task = Uuid { first: 0, second: 0 };
+                fx.record(StateChange::DrainMoveEnded { job: *id, task, tenant, key, attempts: *tries });
+            }
+        }
+    }
+}

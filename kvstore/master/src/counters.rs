@@ -1,0 +1,206 @@
+//! How often each RPC was called, how it ended, and how long it took.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use mooncake_wire::ErrorCode;
+use mooncake_wire::rpc::RpcMethod;
+
+/// Buckets of latency. Bucket `n` counts calls of less than `2^n` times [`MIN_LATENCY_BOUND`]; the last one counts all others.
+pub const LATENCY_BUCKETS: usize = 24;
+/// The bound of the first bucket of latency.
+pub const MIN_LATENCY_BOUND: Duration = Duration::from_nanos(256);
+
+/// The upper bound of a bucket of latency; none for the last.
+pub fn latency_bound(bucket: usize) -> Option<Duration> {
+    (bucket + 1 < LATENCY_BUCKETS).then(|| MIN_LATENCY_BOUND.saturating_mul(1 << bucket))
+}
+
+/// How a call ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CallOutcome {
+    /// Objects that the call was about; 0 for calls that are not batches.
+    pub items: u64,
+    /// Those of them that failed.
+    pub failed_items: u64,
+    /// Whether the call failed as a whole.
+    pub failed: bool,
+}
+
+/// A reply that tells how the call ended.
+pub(crate) trait ReplyOutcome {
+    fn outcome(&self) -> CallOutcome;
+}
+
+impl<T> ReplyOutcome for Result<T, ErrorCode> {
+    fn outcome(&self) -> CallOutcome {
+        CallOutcome { failed: self.is_err(), ..CallOutcome::default() }
+    }
+}
+
+/// A batch has failed if nothing in it went well.
+impl<T> ReplyOutcome for Vec<Result<T, ErrorCode>> {
+    fn outcome(&self) -> CallOutcome {
+        let failed_items = self.iter().filter(|it| it.is_err()).count() as u64;
+        let items = self.len() as u64;
+        CallOutcome { items, failed_items, failed: items > 0 && failed_items == items }
+    }
+}
+
+impl ReplyOutcome for i64 {
+    fn outcome(&self) -> CallOutcome {
+        CallOutcome { failed: *self < 0, ..CallOutcome::default() }
+    }
+}
+
+#[derive(Debug, Default)]
+struct AtomicCallCounts {
+    requests: AtomicU64,
+    failures: AtomicU64,
+    items: AtomicU64,
+    failed_items: AtomicU64,
+    partial_successes: AtomicU64,
+    nanoseconds: AtomicU64,
+    latency: [AtomicU64; LATENCY_BUCKETS],
+}
+
+/// Figures of one RPC since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CallCounts {
+    /// Calls.
+    pub requests: u64,
+    /// Calls that failed as a whole.
+    pub failures: u64,
+    /// Objects in batches.
+    pub items: u64,
+    /// Those of them that failed.
+    pub failed_items: u64,
+    /// Batches in which some objects failed, but not all.
+    pub partial_successes: u64,
+    /// Time spent on the calls in all, without the network.
+    pub nanoseconds: u64,
+    /// Calls by duration; see [`latency_bound`].
+    pub latency: [u64; LATENCY_BUCKETS],
+}
+
+/// Counts calls. Every thread that serves has a lane of its own, so that they do not slow each other down.
+#[derive(Debug)]
+pub struct RpcCounters {
+    lanes: Box<[Box<[AtomicCallCounts]>]>,
+    /// Requests that no release makes, by kind.
+    unknown_functions: AtomicU64,
+    unknown_arguments: AtomicU64,
+    /// Changes of objects that were refused because they could not be kept.
+    refused_writes: AtomicU64,
+}
+
+impl RpcCounters {
+    /// Nothing counted yet, for so many threads.
+    pub fn new(lanes: usize) -> Self {
+        let lane = || RpcMethod::ALL.iter().map(|_| AtomicCallCounts::default()).collect();
+        Self {
+            lanes: (0..lanes.max(1)).map(|_| lane()).collect(),
+            unknown_functions: AtomicU64::new(0),
+            unknown_arguments: AtomicU64::new(0),
+            refused_writes: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn add(&self, lane: usize, method: RpcMethod, tally: CallOutcome, took: Duration) {
+        let Some(cell) = self.lanes.get(lane).and_then(|cells| cells.get(method as usize)) else { return };
+        let nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        cell.requests.fetch_add(1, Relaxed);
+        cell.nanoseconds.fetch_add(nanoseconds, Relaxed);
+        let units = nanoseconds / MIN_LATENCY_BOUND.as_nanos() as u64;
+        let bucket = (u64::BITS - units.leading_zeros()) as usize;
+        if let Some(bucket) = cell.latency.get(bucket.min(LATENCY_BUCKETS - 1)) {
+            bucket.fetch_add(1, Relaxed);
+        }
+        if tally.failed {
+            cell.failures.fetch_add(1, Relaxed);
+        }
+        if tally.items > 0 {
+            cell.items.fetch_add(tally.items, Relaxed);
+            cell.failed_items.fetch_add(tally.failed_items, Relaxed);
+            let partial = tally.failed_items > 0 && !tally.failed;
+            cell.partial_successes.fetch_add(u64::from(partial), Relaxed);
+        }
+    }
+
+    pub(crate) fn add_unknown_function(&self) {
+        self.unknown_functions.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn add_unknown_arguments(&self) {
+        self.unknown_arguments.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn add_refused_writes(&self, objects: usize) {
+        self.refused_writes.fetch_add(objects as u64, Relaxed);
+    }
+
+    /// Changes that were refused because they could not be kept, each object of a batch counted.
+    pub fn refused_writes(&self) -> u64 {
+        self.refused_writes.load(Relaxed)
+    }
+
+    /// Requests that were refused because no known release has such a function.
+    pub fn unknown_functions(&self) -> u64 {
+        self.unknown_functions.load(Relaxed)
+    }
+
+    /// Requests that were refused because no known release has such arguments.
+    pub fn unknown_arguments(&self) -> u64 {
+        self.unknown_arguments.load(Relaxed)
+    }
+
+    /// The figures of one RPC.
+    pub fn call_counts(&self, method: RpcMethod) -> CallCounts {
+        let mut sum = CallCounts::default();
+        for cell in self.lanes.iter().filter_map(|cells| cells.get(method as usize)) {
+            sum.requests += cell.requests.load(Relaxed);
+            sum.failures += cell.failures.load(Relaxed);
+            sum.items += cell.items.load(Relaxed);
+            sum.failed_items += cell.failed_items.load(Relaxed);
+            sum.partial_successes += cell.partial_successes.load(Relaxed);
+            sum.nanoseconds += cell.nanoseconds.load(Relaxed);
+            for (sum, bucket) in sum.latency.iter_mut().zip(&cell.latency) {
+                *sum += bucket.load(Relaxed);
+            }
+        }
+        sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_add_up() {
+        let counters = RpcCounters::new(2);
+        let batch: Vec<Result<(), _>> = vec![Ok(()), Err(ErrorCode::OBJECT_NOT_FOUND), Ok(())];
+        counters.add(0, RpcMethod::BatchPutEnd, batch.outcome(), Duration::from_nanos(100));
+        let none: Vec<Result<(), _>> = vec![Err(ErrorCode::OBJECT_NOT_FOUND); 2];
+        counters.add(1, RpcMethod::BatchPutEnd, none.outcome(), Duration::from_micros(1));
+        let counts = counters.call_counts(RpcMethod::BatchPutEnd);
+        assert_eq!((counts.requests, counts.failures, counts.partial_successes), (2, 1, 1));
+        assert_eq!((counts.items, counts.failed_items, counts.nanoseconds), (5, 3, 1100));
+        assert_eq!((counts.latency[0], counts.latency[2]), (1, 1));
+        assert_eq!(counters.call_counts(RpcMethod::PutEnd), CallCounts::default());
+    }
+
+    #[test]
+    fn a_duration_is_below_the_bound_of_its_bucket() {
+        for (nanoseconds, expected) in
+            [(0, 0), (255, 0), (256, 1), (511, 1), (512, 2), (u64::MAX, LATENCY_BUCKETS - 1)]
+        {
+            let counters = RpcCounters::new(1);
+            counters.add(0, RpcMethod::Ping, CallOutcome::default(), Duration::from_nanos(nanoseconds));
+            let bucket =
+                counters.call_counts(RpcMethod::Ping).latency.iter().position(|count| *count > 0).unwrap();
+            assert_eq!(bucket, expected, "{nanoseconds}");
+            assert!(latency_bound(bucket).is_none_or(|bound| Duration::from_nanos(nanoseconds) < bound));
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Answers as Mooncake's admin server gives them.
+
+use std::io;
+
+use axum::body::Body;
+use axum::response::Response;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{StatusCode, request::Parts};
+use mooncake_wire::ErrorCode;
+use mooncake_wire::admin::{AdminFailure, AdminSuccess};
+use serde::Serialize;
+use serde_json::ser::{CompactFormatter, Formatter, Serializer};
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
+/// Mooncake gives all of its text the type of Prometheus' text.
+const TEXT: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4");
+const PLAIN_TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+
+/// JSON in which fractions have an exponent, as Mooncake writes them: `3.1E-1`, `0E0`.
+struct ExponentFormatter;
+
+impl Formatter for ExponentFormatter {
+    fn write_f64<W: ?Sized + io::Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
+        if value.is_finite() { write!(writer, "{value:E}") } else { CompactFormatter.write_null(writer) }
+    }
+}
+
+fn response(status: StatusCode, content_type: Option<HeaderValue>, body: impl Into<Body>) -> Response {
+    let mut response = Response::new(body.into());
+    *response.status_mut() = status;
+    if let Some(content_type) = content_type {
+        response.headers_mut().insert(CONTENT_TYPE, content_type);
+    }
+    response
+}
+
+/// JSON.
+pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response {
+    let mut body = Vec::new();
+    match value.serialize(&mut Serializer::with_formatter(&mut body, ExponentFormatter)) {
+        Ok(()) => response(status, Some(JSON), body),
+        Err(error) => {
+            tracing::error!(%error, "an answer cannot be written as JSON");
+            response(StatusCode::INTERNAL_SERVER_ERROR, None, Body::empty())
+        }
+    }
+}
+
+/// JSON for who asked well.
+pub(super) fn ok(value: &impl Serialize) -> Response {
+    json(StatusCode::OK, value)
+}
+
+/// `{"success":true,"data":…}`.
+pub(super) fn data(data: impl Serialize) -> Response {
+    ok(&AdminSuccess { success: true, data })
+}
+
+/// What is wrong, in Mooncake's word for it.
+pub(super) fn failed(code: ErrorCode) -> Response {
+    refused(status_of(code), code)
+}
+
+/// [`failed`] with another status.
+pub(super) fn refused(status: StatusCode, code: ErrorCode) -> Response {
+    let error_message = code.name().map_or_else(|| code.to_string(), str::to_owned);
+    json(status, &AdminFailure { success: false, error_code: code, error_message })
+}
+
+/// A request that cannot be meant.
+pub(super) fn invalid(message: impl Into<String>) -> Response {
+    let failure =
+        AdminFailure { success: false, error_code: ErrorCode::INVALID_PARAMS, error_message: message.into() };
+    json(StatusCode::BAD_REQUEST, &failure)
+}
+
+fn status_of(code: ErrorCode) -> StatusCode {
+    match code {
+        ErrorCode::INVALID_PARAMS => StatusCode::BAD_REQUEST,
+        ErrorCode::OBJECT_NOT_FOUND
+        | ErrorCode::REPLICA_IS_NOT_READY
+        | ErrorCode::SEGMENT_NOT_FOUND
+        | ErrorCode::JOB_NOT_FOUND => StatusCode::NOT_FOUND,
+        ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS
+        | ErrorCode::UNAVAILABLE_IN_CURRENT_MODE
+        | ErrorCode::TENANT_NOT_EMPTY => StatusCode::CONFLICT,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+/// Lines of text, whole or as a stream.
+pub(super) fn text(status: StatusCode, body: impl Into<Body>) -> Response {
+    response(status, Some(TEXT), body)
+}
+
+/// A single word.
+pub(super) fn plain_text(word: &'static str) -> Response {
+    response(StatusCode::OK, Some(PLAIN_TEXT), word)
+}
+
+/// JSON, one value a line.
+pub(super) fn json_lines(body: Body) -> Response {
+    response(StatusCode::OK, Some(HeaderValue::from_static("application/x-ndjson")), body)
+}
+
+/// What Mooncake says to a wrong path and to a wrong method.
+pub(crate) fn not_found() -> Response {
+    response(StatusCode::NOT_FOUND, None, "404 Not Found")
+}
+
+pub(super) async fn no_such_path(_: Parts) -> Response {
+    not_found()
+}

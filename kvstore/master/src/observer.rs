@@ -1,0 +1,228 @@
+//! Sees every fact on its way into the journal.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use mooncake_wire::events::StorageMedium;
+use mooncake_wire::events::mooncake::SegmentChange;
+use mooncake_wire::types::Uuid;
+use moongate_kvcore::{MasterCore, ObjectState, RemoveCause, StateChange, StoreCause, UnmountCause};
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+
+use crate::events::KvEventQueue;
+use crate::journal::{DataDirStatus, Journal};
+
+/// Upper bounds of the buckets of [`ValueSizeHistogram`], in bytes; one more bucket has no bound.
+pub const SIZE_BOUNDS: [u64; 7] = [4096, 65_536, 262_144, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
+
+/// Nodes whose expiry waits to be told.
+const EXPIRED_CAPACITY: usize = 65_536;
+
+/// How large the objects were that were written.
+#[derive(Debug, Default)]
+pub struct ValueSizeHistogram {
+    buckets: [AtomicU64; SIZE_BOUNDS.len() + 1],
+    sum: AtomicU64,
+}
+
+impl ValueSizeHistogram {
+    fn add(&self, size: u64) {
+        let at = SIZE_BOUNDS.partition_point(|bound| *bound < size);
+        if let Some(bucket) = self.buckets.get(at) {
+            bucket.fetch_add(1, Relaxed);
+        }
+        self.sum.fetch_add(size, Relaxed);
+    }
+
+    /// Objects by size, and bytes of all of them.
+    pub fn read(&self) -> ([u64; SIZE_BOUNDS.len() + 1], u64) {
+        (std::array::from_fn(|at| self.buckets[at].load(Relaxed)), self.sum.load(Relaxed))
+    }
+}
+
+/// A segment's name and whose it is.
+#[derive(Debug)]
+struct SegmentOwner {
+    name: Arc<str>,
+    client: Uuid,
+}
+
+/// Sees facts, and remembers or passes on what others want to know of them.
+#[derive(Debug)]
+pub struct FactObserver {
+    /// How large the objects were that were written.
+    pub sizes: ValueSizeHistogram,
+    segments: Mutex<HashMap<Uuid, SegmentOwner>>,
+    events: Option<Arc<KvEventQueue>>,
+    expired: Option<mpsc::Sender<Arc<str>>>,
+}
+
+impl FactObserver {
+    /// One that passes what can be published on to `events`.
+    pub fn new(events: Option<Arc<KvEventQueue>>) -> Self {
+        Self { sizes: ValueSizeHistogram::default(), segments: Mutex::default(), events, expired: None }
+    }
+
+    /// From now on tells the names of segments whose client was silent for too long.
+    pub fn subscribe_expired(&mut self) -> mpsc::Receiver<Arc<str>> {
+        let (sender, receiver) = mpsc::channel(EXPIRED_CAPACITY);
+        self.expired = Some(sender);
+        receiver
+    }
+
+    /// Learns which segments there are, where no fact told it.
+    pub(crate) fn load_segments(&self, master: &MasterCore) {
+        let mut segments = self.segments.lock();
+        for it in master.segments_detail().segments {
+            segments
+                .insert(it.segment_id, SegmentOwner { name: it.segment_name.into(), client: it.client_id });
+        }
+    }
+
+    /// Takes note of a fact. Quick: the part of the state that it is about is locked.
+    pub fn observe(&self, fact: &StateChange<'_>) {
+        match fact {
+            StateChange::ObjectStored { object, cause } => self.stored(object, *cause),
+            // Nobody could read what was never written to its end.
+            StateChange::Removed { cause: RemoveCause::Revoked | RemoveCause::PutTimedOut, .. } => {}
+            StateChange::Removed { tenant, key, group, tiers: was, .. } => {
+                let media = [(was.memory, StorageMedium::StoreMemory), (was.disk, StorageMedium::StoreDisk)];
+                for (_, medium) in media.into_iter().filter(|(was_there, _)| *was_there) {
+                    self.publish(|events| events.removed(tenant, key, group.as_deref(), medium));
+                }
+            }
+            StateChange::SegmentMounted { segment, client, .. } => {
+                let name: Arc<str> = Arc::from(&*segment.name);
+                let known = SegmentOwner { name: Arc::clone(&name), client: *client };
+                let change = match self.segments.lock().insert(segment.id, known) {
+                    None => SegmentChange::Mounted,
+                    Some(_) => SegmentChange::Recovered,
+                };
+                self.publish(|events| events.segment(name, change));
+            }
+            StateChange::SegmentUnmounted { segment, cause } => self.unmounted(*segment, *cause),
+            StateChange::ClientSilent { client, .. } => {
+                self.publish_client_segments(*client, SegmentChange::Silent);
+            }
+            StateChange::SegmentStatus { .. }
+            | StateChange::ClientRecovered { .. }
+            | StateChange::ClientExpired { .. }
+            | StateChange::DiskMounted { .. }
+            | StateChange::DiskUnmounted { .. }
+            | StateChange::ObjectStarted(_)
+            | StateChange::RangeQuarantined { .. }
+            | StateChange::RangeReleased { .. }
+            | StateChange::TenantQuota { .. }
+            | StateChange::TransferStarted(_)
+            | StateChange::TransferEnded { .. }
+            | StateChange::Task(_)
+            | StateChange::DrainJob(_)
+            | StateChange::DrainMoveStarted { .. }
+            | StateChange::DrainMoveEnded { .. } => {}
+        }
+    }
+
+    fn stored(&self, object: &ObjectState<'_>, cause: StoreCause) {
+        if cause == StoreCause::Written {
+            self.sizes.add(object.size);
+        }
+        let (came, medium) = match cause {
+            StoreCause::Written | StoreCause::Promoted => (true, StorageMedium::StoreMemory),
+            StoreCause::Offloaded => (true, StorageMedium::StoreDisk),
+            StoreCause::MemoryEvicted => (false, StorageMedium::StoreMemory),
+            StoreCause::DiskCopyLost => (false, StorageMedium::StoreDisk),
+            StoreCause::Replicas | StoreCause::Snapshot => return,
+        };
+        let (tenant, key, group) = (&*object.tenant, &*object.key, object.group.as_deref());
+        self.publish(|events| {
+            if came {
+                events.stored(tenant, key, group, medium);
+            } else {
+                events.removed(tenant, key, group, medium);
+            }
+        });
+    }
+
+    fn publish(&self, publish: impl FnOnce(&KvEventQueue)) {
+        if let Some(events) = &self.events {
+            publish(events);
+        }
+    }
+
+    fn unmounted(&self, segment: Uuid, cause: UnmountCause) {
+        let Some(SegmentOwner { name, .. }) = self.segments.lock().remove(&segment) else { return };
+        if cause == UnmountCause::ClientExpired
+            && let Some(expired) = &self.expired
+            && expired.try_send(Arc::clone(&name)).is_err()
+        {
+            tracing::warn!(%name, "a node has gone, and too many others have: its metadata stays");
+        }
+        self.publish(|events| events.segment(name, SegmentChange::Lost));
+    }
+
+    fn publish_client_segments(&self, client: Uuid, change: SegmentChange) {
+        let segments = self.segments.lock();
+        for known in segments.values().filter(|it| it.client == client) {
+            self.publish(|events| events.segment(Arc::clone(&known.name), change));
+        }
+    }
+}
+
+/// A journal whose facts are seen.
+pub struct ObservingJournal {
+    journal: Arc<dyn Journal>,
+    observer: Arc<FactObserver>,
+}
+
+impl ObservingJournal {
+    /// The same journal, seen by `observer`.
+    pub fn new(journal: Arc<dyn Journal>, observer: Arc<FactObserver>) -> Self {
+        Self { journal, observer }
+    }
+}
+
+impl Journal for ObservingJournal {
+    fn append(&self, fact: &[u8]) -> u64 {
+        self.journal.append(fact)
+    }
+
+    fn append_fact(&self, fact: &StateChange<'_>, encoded: &[u8]) -> u64 {
+        self.observer.observe(fact);
+        self.journal.append_fact(fact, encoded)
+    }
+
+    fn commit(&self, number: u64) -> io::Result<()> {
+        self.journal.commit(number)
+    }
+
+    fn may_reply(&self) -> io::Result<()> {
+        self.journal.may_reply()
+    }
+
+    fn may_write(&self) -> bool {
+        self.journal.may_write()
+    }
+
+    fn storage(&self) -> Option<DataDirStatus> {
+        self.journal.storage()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_in_the_bucket_that_ends_with_it() {
+        let sizes = ValueSizeHistogram::default();
+        for size in [1, 4096, 4097, 64 << 20, (64 << 20) + 1] {
+            sizes.add(size);
+        }
+        let (buckets, sum) = sizes.read();
+        assert_eq!(buckets, [2, 1, 0, 0, 0, 0, 1, 1]);
+        assert_eq!(sum, 1 + 4096 + 4097 + (128 << 20) + 1);
+    }
+}

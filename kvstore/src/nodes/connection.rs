@@ -1,0 +1,177 @@
+//! A silent connection to one node.
+
+use std::time::{Duration, Instant};
+
+use futures_util::stream::{self, BoxStream, StreamExt as _};
+use moongate_runtime::PeerTls;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::net::TcpStream;
+
+use super::NodeLossReason;
+use super::NodeWatchOptions;
+use super::descriptor::{DescriptorLookup, DescriptorLookupError};
+use crate::backoff::Backoff;
+
+/// A host that vanishes says nothing. Its kernel is asked after this time of silence, and so often.
+const PROBE_AFTER: Duration = Duration::from_secs(1);
+const PROBES: u32 = 3;
+/// A connection that lasted for less was closed by a node that keeps none.
+const MIN_LIFETIME: Duration = Duration::from_secs(1);
+/// So many such connections in a row, and the node is left alone.
+const MAX_SHORT_CONNECTIONS: u32 = 3;
+
+/// What happens on a line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum NodeConnectionEvent {
+    /// The node is connected.
+    Connected,
+    /// The node was connected, and cannot be reached again.
+    Closed(NodeLossReason),
+    /// The node cannot be watched in this way, and this is the last event.
+    Unwatchable(String),
+}
+
+/// Holds a line to the node at `endpoint` for as long as the stream is polled.
+pub(super) fn events(
+    endpoint: String,
+    lookup: DescriptorLookup,
+    options: &NodeWatchOptions,
+) -> BoxStream<'static, NodeConnectionEvent> {
+    let line = NodeConnection {
+        endpoint,
+        lookup,
+        limit: options.connect_timeout,
+        backoff: Backoff::new(options.retry),
+        stream: None,
+        address: None,
+        short_connections: 0,
+        finished: false,
+    };
+    stream::unfold(line, |mut line| async move {
+        let event = line.step().await?;
+        Some((event, line))
+    })
+    .boxed()
+}
+
+/// A connection on which nothing is sent.
+type IdleStream = Box<dyn AsyncRead + Send + Unpin>;
+
+struct NodeConnection {
+    endpoint: String,
+    lookup: DescriptorLookup,
+    limit: Duration,
+    backoff: Backoff,
+    stream: Option<(IdleStream, Instant)>,
+    /// Where the node was connected last.
+    address: Option<(String, u16)>,
+    short_connections: u32,
+    finished: bool,
+}
+
+impl NodeConnection {
+    async fn step(&mut self) -> Option<NodeConnectionEvent> {
+        if self.finished {
+            return None;
+        }
+        loop {
+            match self.stream.take() {
+                None => {
+                    tokio::time::sleep(self.backoff.delay()).await;
+                    match self.open().await {
+                        Ok(_) => return Some(NodeConnectionEvent::Connected),
+                        Err(DescriptorLookupError::NoPort(protocol)) => {
+                            return Some(self.give_up(DescriptorLookupError::NoPort(protocol).to_string()));
+                        }
+                        Err(DescriptorLookupError::Unknown(reason)) => {
+                            tracing::debug!(
+                                endpoint = self.endpoint,
+                                reason,
+                                "no connection to a store node"
+                            );
+                            self.backoff.record_failure();
+                        }
+                    }
+                }
+                Some((stream, since)) => {
+                    let ended = wait_closed(stream).await;
+                    if let Some(event) = self.reconnect(&ended, since).await {
+                        return Some(event);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A connection has ended. Nothing has happened if the same port can be reached at once.
+    async fn reconnect(&mut self, ended: &str, since: Instant) -> Option<NodeConnectionEvent> {
+        self.short_connections = if since.elapsed() < MIN_LIFETIME { self.short_connections + 1 } else { 0 };
+        let before = self.address.take();
+        match self.open().await {
+            Ok(()) if self.address != before => {
+                // The next step tells that the node is there.
+                self.stream = None;
+                Some(NodeConnectionEvent::Closed(NodeLossReason::Replaced))
+            }
+            Ok(()) if self.short_connections >= MAX_SHORT_CONNECTIONS => {
+                Some(self.give_up(format!("it closes silent connections: {ended}")))
+            }
+            Ok(()) => None,
+            Err(error) => {
+                self.backoff.record_failure();
+                Some(NodeConnectionEvent::Closed(NodeLossReason::Unreachable(format!(
+                    "{ended}, then {error}"
+                ))))
+            }
+        }
+    }
+
+    async fn open(&mut self) -> Result<(), DescriptorLookupError> {
+        let late =
+            |what: &str| DescriptorLookupError::Unknown(format!("{what} took longer than {:?}", self.limit));
+        let lookup = self.lookup.transfer_address(&self.endpoint);
+        let address = tokio::time::timeout(self.limit, lookup)
+            .await
+            .map_err(|_| late("asking for its transfer port"))??;
+        let connecting = connect(address.0.as_str(), address.1, self.lookup.tls());
+        let stream = tokio::time::timeout(self.limit, connecting)
+            .await
+            .map_err(|_| late("connecting to its transfer port"))?
+            .map_err(|error| DescriptorLookupError::Unknown(error.to_string()))?;
+        self.backoff.reset();
+        self.stream = Some((stream, Instant::now()));
+        self.address = Some(address);
+        Ok(())
+    }
+
+    fn give_up(&mut self, reason: String) -> NodeConnectionEvent {
+        self.finished = true;
+        self.stream = None;
+        NodeConnectionEvent::Unwatchable(reason)
+    }
+}
+
+async fn connect(host: &str, port: u16, tls: Option<&PeerTls>) -> std::io::Result<IdleStream> {
+    let stream = TcpStream::connect((host, port)).await?;
+    enable_keepalive(&stream)?;
+    Ok(match tls {
+        None => Box::new(stream),
+        Some(tls) => Box::new(tls.connect(host, stream).await?),
+    })
+}
+
+/// Has the kernel find out when the host at the other end is gone.
+fn enable_keepalive(stream: &TcpStream) -> std::io::Result<()> {
+    let probes = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_AFTER).with_retries(PROBES);
+    SockRef::from(stream).set_tcp_keepalive(&probes)
+}
+
+/// Waits for a connection to end; tells how it did. A node does not speak before it is asked for something.
+async fn wait_closed(mut stream: IdleStream) -> String {
+    match stream.read(&mut [0]).await {
+        Ok(0) => "end of stream".to_owned(),
+        Ok(_) => "it spoke without being asked".to_owned(),
+        Err(error) => error.to_string(),
+    }
+}

@@ -1,0 +1,98 @@
+//! Objects in parts, one for each block: on their way to the file and from it.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use moongate_memory::Crc32c;
+
+use crate::TierError;
+use crate::block::TierLayout;
+use crate::engine::IoVisitor;
+use crate::index::TierObject;
+
+/// Bytes of an object in its block of this number.
+pub(crate) fn part_len(len: u64, number: usize, block: u32) -> u64 {
+    let before = number as u64 * u64::from(block);
+    len.saturating_sub(before).min(u64::from(block))
+}
+
+/// Blocks of an object on their way to the file.
+pub(crate) struct BlockWriter<F> {
+    pub(crate) len: u64,
+    pub(crate) block: u32,
+    /// CRC-32C of each part, once it has been filled.
+    pub(crate) crcs: Vec<u32>,
+    pub(crate) problem: Option<io::Error>,
+    pub(crate) fill: F,
+}
+
+impl<F: FnMut(u64, &mut [u8])> IoVisitor for BlockWriter<F> {
+    fn fill(&mut self, piece: usize, bytes: &mut [u8]) {
+        let len = usize::try_from(part_len(self.len, piece, self.block)).unwrap_or(usize::MAX);
+        let (part, padding) = bytes.split_at_mut(len.min(bytes.len()));
+        (self.fill)(piece as u64 * u64::from(self.block), part);
+        padding.fill(0);
+        self.crcs.push(Crc32c::of(part));
+    }
+
+    fn complete(&mut self, _: usize, outcome: io::Result<&[u8]>) {
+        if let Err(problem) = outcome {
+            self.problem = Some(problem);
+        }
+    }
+}
+
+/// A part of an object: which object of those asked for, and which of its blocks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ObjectBlock {
+    pub(crate) object: usize,
+    pub(crate) number: usize,
+}
+
+/// Why an object did not come well.
+#[derive(Debug)]
+pub(crate) enum BlockReadError {
+    Io(io::Error),
+    Damaged { len: u64, block: u32 },
+}
+
+impl BlockReadError {
+    pub(crate) fn into_error(self, path: &Path) -> TierError {
+        match self {
+            Self::Io(problem) => TierError::Io { path: path.to_owned(), problem },
+            Self::Damaged { len, block } => TierError::Damaged { len, block },
+        }
+    }
+}
+
+/// Blocks of objects on their way from the file.
+pub(crate) struct BlocksReader<'a, F> {
+    pub(crate) layout: TierLayout,
+    /// Which part of which object a piece is.
+    pub(crate) parts: Vec<ObjectBlock>,
+    pub(crate) failures: Vec<(usize, BlockReadError)>,
+    pub(crate) objects: &'a [Option<Arc<TierObject>>],
+    pub(crate) take: F,
+}
+
+impl<F: FnMut(usize, u64, &[u8])> IoVisitor for BlocksReader<'_, F> {
+    fn fill(&mut self, _: usize, _: &mut [u8]) {}
+
+    fn complete(&mut self, piece: usize, outcome: io::Result<&[u8]>) {
+        let Some(&ObjectBlock { object, number }) = self.parts.get(piece) else { return };
+        let Some(stored) = self.objects.get(object).and_then(Option::as_ref) else { return };
+        let bytes = match outcome {
+            Ok(bytes) => bytes,
+            Err(problem) => return self.failures.push((object, BlockReadError::Io(problem))),
+        };
+        let len = usize::try_from(part_len(stored.len, number, self.layout.block)).unwrap_or(usize::MAX);
+        let part = bytes.get(..len).unwrap_or_default();
+        if Some(&Crc32c::of(part)) == stored.crcs.get(number) {
+            (self.take)(object, number as u64 * u64::from(self.layout.block), part);
+        } else {
+            let block = stored.blocks.blocks.get(number).copied().unwrap_or_default();
+            self.failures.push((object, BlockReadError::Damaged { len: stored.len, block }));
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! The life of one choice: wait, compute or take over the prompt, then speak token by token.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio_util::sync::CancellationToken;
+
+use super::SimEngineState;
+use super::cache::CachedTokens;
+use super::config::SimRole;
+use super::events::PromptPrefix;
+use super::kv_transfer::{
+    compute_prompt, kv_offer, pull_from_prefill, running_gauge, serve_to_decode, used_tokens_gauge,
+};
+use super::namespace::PromptNamespace;
+use super::stats::SimGaugeGuard;
+use super::timing::{Pacer, ScaledTiming};
+use super::tokens::{PageHashChain, TokenGenerator, token_of};
+
+/// How one choice's key-value cache comes and goes.
+#[derive(Debug, Clone)]
+pub(crate) enum SimKvTransfer {
+    /// Computed and used here.
+    Local,
+    /// Computed once the decode engine has come, then handed to it (SGLang prefill).
+    Send {
+        /// The room.
+        key: String,
+    },
+    /// Computed, then kept for whoever asks for it (vLLM prefill).
+    Retain {
+        /// Remote request or transfer id.
+        key: String,
+    },
+    /// Taken from a prefill engine.
+    Pull(KvPull),
+}
+
+/// Where a decode engine finds its key-value cache.
+#[derive(Debug, Clone)]
+pub(crate) struct KvPull {
+    /// `http://host:port` of the prefill's bootstrap server.
+    pub(crate) server: String,
+    /// The place.
+    pub(crate) key: String,
+    /// Data-parallel rank of the prefill engine, if the request names it.
+    pub(crate) rank: Option<u32>,
+    /// Engine that must answer.
+    pub(crate) engine_id: Option<String>,
+    /// Whether the prefill leg may come later.
+    pub(crate) wait: bool,
+    /// Whether an unreachable server is tried again for a while (SGLang).
+    pub(crate) retries_connect: bool,
+    /// Whether all transferred tokens are reported as cached (vLLM's Mooncake connector).
+    pub(crate) counts_as_cached: bool,
+}
+
+/// One choice to produce.
+#[derive(Debug, Clone)]
+pub(crate) struct GenerationJob {
+    pub(crate) tokens: Arc<Vec<u32>>,
+    /// Which of `n` answers to the prompt.
+    pub(crate) choice: u32,
+    /// Separates the cache by tenant.
+    pub(crate) namespace: PromptNamespace,
+    pub(crate) max_tokens: Option<u32>,
+    pub(crate) stop: Vec<String>,
+    /// A tool call to write instead of prose: called with the voice.
+    pub(crate) tool_call: Option<super::tools::SimToolCall>,
+    pub(crate) transfer: SimKvTransfer,
+    pub(crate) rank: u32,
+    pub(crate) timing: ScaledTiming,
+    pub(crate) cancel: CancellationToken,
+}
+
+/// Why a choice ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum GenerationFinish {
+    Length,
+    Stop(Option<String>),
+    ToolCalls,
+    Abort,
+}
+
+/// A failure of the engine, told to the client.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct GenerationError {
+    pub(crate) message: String,
+}
+
+impl GenerationError {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into() }
+    }
+}
+
+/// One token's text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct OutputToken {
+    pub(crate) text: String,
+    pub(crate) id: u32,
+}
+
+/// A choice that has its prompt and speaks.
+pub(crate) struct ChoiceGeneration {
+    engine: Arc<SimEngineState>,
+    rank: u32,
+    chain: PageHashChain,
+    /// The tokens of `chain`, where the output is kept and told.
+    tokens: Vec<u32>,
+    namespace: PromptNamespace,
+    timing: ScaledTiming,
+    cancel: CancellationToken,
+    generator: TokenGenerator,
+    limit: u32,
+    finish_at_limit: GenerationFinish,
+    scripted_tokens: Option<VecDeque<String>>,
+    stop: Vec<String>,
+    recent_text: String,
+    generated: u32,
+    pacer: Pacer,
+    caches_output: bool,
+    _batch_permit: Option<OwnedSemaphorePermit>,
+    _gauges: [SimGaugeGuard; 2],
+    pub(crate) prompt_tokens: usize,
+    pub(crate) cached: CachedTokens,
+    pub(crate) finish: Option<GenerationFinish>,
+}
+
+impl ChoiceGeneration {
+    /// Waits for the prompt. An abort by id gives a speech that has ended already.
+    pub(crate) async fn start(
+        engine: &Arc<SimEngineState>,
+        job: GenerationJob,
+    ) -> Result<Self, GenerationError> {
+        engine.stats.update(|stats| {
+            if let Some(count) = stats.by_dp_rank.get_mut(job.rank as usize) {
+                *count += 1;
+            }
+        });
+        let chain =
+            PageHashChain::of(&job.tokens, engine.options.page_size, engine.cache_salt(job.namespace.hash()));
+        let cancel = job.cancel.clone();
+        tokio::select! {
+            biased;
+            () = cancel.cancelled() => {
+                let voice = TokenGenerator::new(chain.fingerprint(), job.choice);
+                let mut speech = Self::new(engine, &job, chain, voice, CachedTokens::default(), None);
+                speech.finish = Some(GenerationFinish::Abort);
+                Ok(speech)
+            }
+            begun = Self::start_uncancelled(engine, &job, &chain) => {
+                let (voice, cached, permit) = begun?;
+                Ok(Self::new(engine, &job, chain, voice, cached, permit))
+            }
+        }
+    }
+
+    async fn start_uncancelled(
+        engine: &Arc<SimEngineState>,
+        job: &GenerationJob,
+        chain: &PageHashChain,
+    ) -> Result<(TokenGenerator, CachedTokens, Option<OwnedSemaphorePermit>), GenerationError> {
+        let own = chain.fingerprint();
+        let voice = TokenGenerator::new(own, job.choice);
+        match &job.transfer {
+            SimKvTransfer::Local => {
+                let cached = compute_prompt(engine, job, chain).await?;
+                Ok((voice, cached, engine.acquire_batch_slot(job.rank).await))
+            }
+            SimKvTransfer::Retain { key } => {
+                let cached = compute_prompt(engine, job, chain).await?;
+                engine.retain_offer(key, job.rank, kv_offer(chain, cached));
+                Ok((voice, cached, engine.acquire_batch_slot(job.rank).await))
+            }
+            SimKvTransfer::Send { key } => Ok((voice, serve_to_decode(engine, job, chain, key).await?, None)),
+            SimKvTransfer::Pull(from) => {
+                let permit = engine.acquire_batch_slot(job.rank).await;
+                let received = pull_from_prefill(engine, from).await?;
+                engine.stats.update(|stats| {
+                    stats.kv_received += 1;
+                    stats.transferred_tokens += received.prompt_tokens as u64;
+                });
+                let voice = if received.fingerprint == own {
+                    voice
+                } else {
+                    engine.stats.update(|stats| stats.prompt_mismatches += 1);
+                    TokenGenerator::with_wrong_cache(own, received.fingerprint, job.choice)
+                };
+                let cached = if from.counts_as_cached {
+                    CachedTokens { storage: chain.len(), ..CachedTokens::default() }
+                } else {
+                    received.cached
+                };
+                Ok((voice, cached, permit))
+            }
+        }
+    }
+
+    fn new(
+        engine: &Arc<SimEngineState>,
+        job: &GenerationJob,
+        chain: PageHashChain,
+        generator: TokenGenerator,
+        cached: CachedTokens,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> Self {
+        let only_first = matches!(job.transfer, SimKvTransfer::Send { .. });
+        let scripted_tokens =
+            job.tool_call.as_ref().filter(|_| !only_first).map(|tool| tool.argument_tokens(generator));
+        let (limit, finish_at_limit) = match (&scripted_tokens, only_first) {
+            (_, true) => (1, GenerationFinish::Length),
+            (Some(script), false) => {
+                (u32::try_from(script.len()).unwrap_or(u32::MAX), GenerationFinish::ToolCalls)
+            }
+            (None, false) => match job.max_tokens {
+                Some(limit) => (limit.max(1), GenerationFinish::Length),
+                None => (generator.natural_length(), GenerationFinish::Stop(None)),
+            },
+        };
+        let used = used_tokens_gauge(engine, chain.len() + limit as usize);
+        let caches_output =
+            engine.options.role == SimRole::Plain && matches!(job.transfer, SimKvTransfer::Local);
+        let told = caches_output && engine.needs_page_hashes();
+        Self {
+            engine: Arc::clone(engine),
+            rank: job.rank,
+            prompt_tokens: chain.len(),
+            chain,
+            tokens: if told { job.tokens.to_vec() } else { Vec::new() },
+            namespace: job.namespace.clone(),
+            timing: job.timing.clone(),
+            cancel: job.cancel.clone(),
+            generator,
+            limit,
+            finish_at_limit,
+            scripted_tokens,
+            stop: job.stop.clone(),
+            recent_text: String::new(),
+            generated: 0,
+            pacer: Pacer::start(),
+            caches_output,
+            _batch_permit: permit,
+            _gauges: [running_gauge(engine), used],
+            cached,
+            finish: None,
+        }
+    }
+
+    /// Number of tokens spoken.
+    pub(crate) fn generated(&self) -> u32 {
+        self.generated
+    }
+
+    /// The next token, at the engine's pace. `None` when [`ChoiceGeneration::finish`] is set.
+    pub(crate) async fn next(&mut self) -> Option<OutputToken> {
+        if self.finish.is_some() {
+            return None;
+        }
+        // The prefill made the first token.
+        if self.generated > 0 {
+            let together = self.engine.stats.read(|stats| stats.running);
+            let step = self.timing.decode_step(together);
+            tokio::select! {
+                biased;
+                () = self.cancel.cancelled() => {}
+                () = self.pacer.wait(step) => {}
+            }
+        }
+        if self.cancel.is_cancelled() {
+            self.finish_with(GenerationFinish::Abort);
+            return None;
+        }
+        let text = match &mut self.scripted_tokens {
+            Some(script) => script.pop_front().unwrap_or_default(),
+            None => self.generator.token_text(u64::from(self.generated)),
+        };
+        let id = token_of(&text);
+        self.generated += 1;
+        self.engine.stats.update(|stats| stats.completion_tokens += 1);
+        if self.caches_output {
+            self.chain.push(id);
+            self.tokens.push(id);
+        }
+        let text = self.cut_at_stop(text);
+        if self.finish.is_none() && self.generated >= self.limit {
+            self.finish_with(self.finish_at_limit.clone());
+        }
+        Some(OutputToken { text, id })
+    }
+
+    fn cut_at_stop(&mut self, text: String) -> String {
+        if self.stop.is_empty() || self.scripted_tokens.is_some() {
+            return text;
+        }
+        let longest = self.stop.iter().map(String::len).max().unwrap_or_default();
+        self.recent_text.push_str(&text);
+        let hit = self
+            .stop
+            .iter()
+            .find_map(|stop| self.recent_text.find(stop.as_str()).map(|at| (at, stop.clone())));
+        if let Some((at, stop)) = hit {
+            let before = self.recent_text.len() - text.len();
+            self.finish_with(GenerationFinish::Stop(Some(stop)));
+            // What was sent before cannot be taken back. The text is ASCII.
+            return text.get(..at.saturating_sub(before)).unwrap_or_default().to_owned();
+        }
+        if self.recent_text.len() > 2 * longest + 64 {
+            let cut = self.recent_text.len() - longest;
+            self.recent_text.drain(..cut);
+        }
+        text
+    }
+
+    fn finish_with(&mut self, finish: GenerationFinish) {
+        self.finish = Some(finish);
+        if self.caches_output {
+            let prefix =
+                PromptPrefix { chain: &self.chain, tokens: &self.tokens, namespace: &self.namespace };
+            self.engine.insert_prefix(self.rank, &prefix);
+        }
+    }
+}

@@ -1,0 +1,398 @@
+//! Answers in the shapes the engines give them: whole, and as a stream of events.
+
+use serde_json::{Map, Value, json};
+
+use super::cache::CachedTokens;
+use super::config::SimProtocol;
+use super::generation::{ChoiceGeneration, GenerationFinish, OutputToken};
+use super::request::{GenerationEndpoint, GenerationRequest};
+
+/// What is the same in all parts of one answer.
+#[derive(Debug, Clone)]
+pub(crate) struct ResponseRenderer {
+    pub(crate) protocol: SimProtocol,
+    pub(crate) endpoint: GenerationEndpoint,
+    pub(crate) id: String,
+    pub(crate) ids: Vec<String>,
+    pub(crate) created: u64,
+    pub(crate) model: String,
+    pub(crate) logprobs: bool,
+    pub(crate) return_token_ids: bool,
+    /// Number of prompts and answers per prompt, for the usage.
+    pub(crate) n: usize,
+    /// Tool that the answers call.
+    pub(crate) tool: Option<String>,
+    pub(crate) kv_transfer_params: Value,
+    /// Whether this is an SGLang prefill engine's answer.
+    pub(crate) prefill_leg: bool,
+    pub(crate) started_unix_s: f64,
+}
+
+/// One answer that has come to its end.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ChoiceOutput {
+    pub(crate) text: String,
+    pub(crate) token_ids: Vec<u32>,
+    pub(crate) token_texts: Vec<String>,
+    pub(crate) finish: Option<GenerationFinish>,
+    pub(crate) prompt_tokens: usize,
+    pub(crate) cached: CachedTokens,
+    pub(crate) dp_rank: u32,
+    pub(crate) prompt_ids: Vec<u32>,
+    /// First prompt token with a log-probability (`/generate`).
+    pub(crate) logprobs_from: Option<usize>,
+}
+
+impl ChoiceOutput {
+    pub(crate) fn push(&mut self, piece: OutputToken) {
+        self.text.push_str(&piece.text);
+        self.token_ids.push(piece.id);
+        self.token_texts.push(piece.text);
+    }
+
+    pub(crate) fn close(&mut self, speech: &ChoiceGeneration) {
+        self.finish.clone_from(&speech.finish);
+        self.prompt_tokens = speech.prompt_tokens;
+        self.cached = speech.cached;
+    }
+}
+
+fn finish_reason(finish: Option<&GenerationFinish>) -> Value {
+    match finish {
+        None => Value::Null,
+        Some(GenerationFinish::Length) => json!("length"),
+        Some(GenerationFinish::Stop(_)) => json!("stop"),
+        Some(GenerationFinish::ToolCalls) => json!("tool_calls"),
+        Some(GenerationFinish::Abort) => json!("abort"),
+    }
+}
+
+fn matched_stop(finish: Option<&GenerationFinish>) -> Value {
+    match finish {
+        Some(GenerationFinish::Stop(Some(text))) => json!(text),
+        _ => Value::Null,
+    }
+}
+
+/// A made-up but stable log-probability.
+fn logprob(id: u32) -> f64 {
+    -f64::from(id % 1_000) / 1_000.0
+}
+
+impl ResponseRenderer {
+    /// Token counts over all answers: every prompt counts once.
+    pub(crate) fn usage(&self, answers: &[ChoiceOutput]) -> Value {
+        let prompts = answers.iter().step_by(self.n.max(1));
+        let (prompt_tokens, cached) = prompts.fold((0, 0), |(tokens, cached), answer| {
+            (tokens + answer.prompt_tokens, cached + answer.cached.total())
+        });
+        let completion_tokens: usize = answers.iter().map(|answer| answer.token_ids.len()).sum();
+        let total = prompt_tokens + completion_tokens;
+        match self.protocol {
+            SimProtocol::Sglang => json!({
+                "prompt_tokens": prompt_tokens, "total_tokens": total, "completion_tokens": completion_tokens,
+                "prompt_tokens_details": {"cached_tokens": cached}, "reasoning_tokens": 0,
+            }),
+            SimProtocol::Vllm => json!({
+                "prompt_tokens": prompt_tokens, "total_tokens": total, "completion_tokens": completion_tokens,
+                "prompt_tokens_details":
+                    {"cached_tokens": cached, "created_cache_tokens": null, "multimodal_tokens": null},
+                "completion_tokens_details": null,
+            }),
+        }
+    }
+
+    /// The whole answer.
+    pub(crate) fn complete_response(&self, answers: &[ChoiceOutput], ask: &GenerationRequest) -> Value {
+        if self.endpoint == GenerationEndpoint::Generate {
+            let mut all: Vec<Value> =
+                answers.iter().enumerate().map(|(index, one)| self.generate_item(index, one)).collect();
+            return if ask.batched || all.len() > 1 {
+                Value::Array(all)
+            } else {
+                all.pop().unwrap_or_default()
+            };
+        }
+        let choices: Vec<Value> =
+            answers.iter().enumerate().map(|(index, answer)| self.complete_choice(index, answer)).collect();
+        let object =
+            if self.endpoint == GenerationEndpoint::Chat { "chat.completion" } else { "text_completion" };
+        let mut value = self.envelope(object, choices);
+        value.insert("usage".to_owned(), self.usage(answers));
+        match self.protocol {
+            SimProtocol::Sglang => {
+                value.insert("metadata".to_owned(), json!({"weight_version": "default"}));
+            }
+            SimProtocol::Vllm => {
+                if self.endpoint == GenerationEndpoint::Chat {
+                    value.insert("prompt_logprobs".to_owned(), Value::Null);
+                    value.insert("prompt_token_ids".to_owned(), Value::Null);
+                }
+                value.insert("service_tier".to_owned(), Value::Null);
+                value.insert("system_fingerprint".to_owned(), json!("vllm-0.32.0-b4306732"));
+                value.insert("kv_transfer_params".to_owned(), self.finished_transfer_params(answers));
+                value.insert("ec_transfer_params".to_owned(), Value::Null);
+                value.insert("metrics".to_owned(), Value::Null);
+            }
+        }
+        Value::Object(value)
+    }
+
+    /// The transfer parameters, with what only the finished prefill knows.
+    fn finished_transfer_params(&self, answers: &[ChoiceOutput]) -> Value {
+        let mut params = self.kv_transfer_params.clone();
+        if let (Some(params), Some(answer)) = (params.as_object_mut(), answers.first()) {
+            params.insert("remote_prefill_cached_tokens".to_owned(), json!(answer.cached.total()));
+        }
+        params
+    }
+
+    fn envelope(&self, object: &str, choices: Vec<Value>) -> Map<String, Value> {
+        let mut value = Map::new();
+        value.insert("id".to_owned(), json!(self.id));
+        value.insert("object".to_owned(), json!(object));
+        value.insert("created".to_owned(), json!(self.created));
+        value.insert("model".to_owned(), json!(self.model));
+        value.insert("choices".to_owned(), Value::Array(choices));
+        value
+    }
+
+    fn complete_choice(&self, index: usize, answer: &ChoiceOutput) -> Value {
+        let finish = answer.finish.as_ref();
+        let mut choice = Map::new();
+        choice.insert("index".to_owned(), json!(index));
+        if self.endpoint == GenerationEndpoint::Chat {
+            choice.insert("message".to_owned(), self.message(index, answer));
+        } else {
+            choice.insert("text".to_owned(), json!(answer.text));
+        }
+        choice.insert("logprobs".to_owned(), self.logprobs(&answer.token_ids, &answer.token_texts));
+        choice.insert("finish_reason".to_owned(), finish_reason(finish));
+        match self.protocol {
+            SimProtocol::Sglang => {
+                choice.insert("matched_stop".to_owned(), matched_stop(finish));
+            }
+            SimProtocol::Vllm => {
+                choice.insert("stop_reason".to_owned(), matched_stop(finish));
+                let ids = |ids: &[u32]| if self.return_token_ids { json!(ids) } else { Value::Null };
+                choice.insert("token_ids".to_owned(), ids(&answer.token_ids));
+                choice.insert("routed_experts".to_owned(), Value::Null);
+                if self.endpoint == GenerationEndpoint::Completion {
+                    choice.insert("prompt_logprobs".to_owned(), Value::Null);
+                    choice.insert("prompt_token_ids".to_owned(), ids(&answer.prompt_ids));
+                }
+            }
+        }
+        Value::Object(choice)
+    }
+
+    fn message(&self, index: usize, answer: &ChoiceOutput) -> Value {
+        let called = self.tool.as_ref().filter(|_| answer.finish == Some(GenerationFinish::ToolCalls));
+        let (content, calls) = match called {
+            None => (json!(answer.text), Value::Null),
+            Some(name) => (Value::Null, json!([self.tool_call(index, Some(name), &answer.text)])),
+        };
+        match self.protocol {
+            SimProtocol::Sglang => {
+                json!({"role": "assistant", "content": content, "reasoning_content": null, "tool_calls": calls})
+            }
+            SimProtocol::Vllm => json!({
+                "role": "assistant", "content": content, "refusal": null, "annotations": null, "audio": null,
+                "function_call": null, "tool_calls": if calls.is_null() { json!([]) } else { calls },
+                "reasoning": null,
+            }),
+        }
+    }
+
+    fn tool_call(&self, index: usize, name: Option<&str>, arguments: &str) -> Value {
+        match name {
+            Some(name) => json!({
+                "id": format!("call_{:024x}", super::tokens::hash_bytes(format!("{}/{index}", self.id).as_bytes())),
+                "index": 0, "type": "function", "function": {"name": name, "arguments": arguments},
+            }),
+            None => json!({"index": 0, "function": {"arguments": arguments}}),
+        }
+    }
+
+    fn logprobs(&self, ids: &[u32], pieces: &[String]) -> Value {
+        if !self.logprobs {
+            return Value::Null;
+        }
+        let each = ids.iter().zip(pieces);
+        if self.endpoint == GenerationEndpoint::Chat {
+            let content: Vec<Value> = each
+                .map(|(id, text)| {
+                    json!({"token": text, "bytes": text.as_bytes(), "logprob": logprob(*id), "top_logprobs": []})
+                })
+                .collect();
+            return json!({"content": content});
+        }
+        let values: Vec<f64> = ids.iter().map(|id| logprob(*id)).collect();
+        let mut offset = 0;
+        let offsets: Vec<usize> = pieces
+            .iter()
+            .map(|text| {
+                let at = offset;
+                offset += text.len();
+                at
+            })
+            .collect();
+        json!({"tokens": pieces, "token_logprobs": values, "top_logprobs": null, "text_offset": offsets})
+    }
+
+    /// One element of `/generate`.
+    pub(crate) fn generate_item(&self, index: usize, answer: &ChoiceOutput) -> Value {
+        let details = match answer.cached {
+            CachedTokens { device, host, storage } if host + storage > 0 => {
+                json!({"device": device, "host": host, "storage": storage})
+            }
+            _ => Value::Null,
+        };
+        let id = self.ids.get(index).unwrap_or(&self.id);
+        let now = super::stats::unix_s();
+        let reason = match &answer.finish {
+            None => Value::Null,
+            // A prefill engine counts the decode engine's tokens, of which it has made none.
+            Some(GenerationFinish::Length) if self.prefill_leg => json!({"type": "length", "length": 0}),
+            Some(GenerationFinish::Length) => json!({"type": "length", "length": answer.token_ids.len()}),
+            Some(GenerationFinish::Stop(matched)) => json!({"type": "stop", "matched": matched}),
+            Some(GenerationFinish::ToolCalls) => json!({"type": "stop", "matched": null}),
+            Some(GenerationFinish::Abort) => json!({"type": "abort", "message": "Aborted by AbortReq."}),
+        };
+        let mut meta = json!({
+            "id": id, "finish_reason": reason, "prompt_tokens": answer.prompt_tokens, "weight_version": "default",
+            "num_retractions": 0, "reasoning_tokens": 0, "completion_tokens": answer.token_ids.len(),
+            "cached_tokens": answer.cached.total(), "cached_tokens_details": details, "dp_rank": answer.dp_rank,
+            "e2e_latency": now - self.started_unix_s, "request_received_ts": self.started_unix_s,
+            "response_sent_to_client_ts": now,
+        });
+        if self.logprobs
+            && let Some(meta) = meta.as_object_mut()
+        {
+            let of = |ids: &[u32]| ids.iter().map(|id| json!([logprob(*id), id, null])).collect::<Vec<_>>();
+            let prompt =
+                answer.logprobs_from.and_then(|from| answer.prompt_ids.get(from..)).unwrap_or_default();
+            meta.insert("input_token_logprobs".to_owned(), json!(of(prompt)));
+            meta.insert("output_token_logprobs".to_owned(), json!(of(&answer.token_ids)));
+        }
+        json!({"text": answer.text, "output_ids": answer.token_ids, "meta_info": meta})
+    }
+
+    fn chunk(&self, choice: Option<Value>) -> Map<String, Value> {
+        let object = if self.endpoint == GenerationEndpoint::Chat {
+            "chat.completion.chunk"
+        } else {
+            "text_completion"
+        };
+        self.envelope(object, choice.into_iter().collect())
+    }
+
+    fn delta_choice(&self, index: usize, delta: Value, finish: Option<&GenerationFinish>) -> Value {
+        let mut value = match self.endpoint {
+            GenerationEndpoint::Chat => json!({"index": index, "delta": delta, "logprobs": null}),
+            _ => json!({"index": index, "text": delta, "logprobs": null}),
+        };
+        if let Some(choice) = value.as_object_mut() {
+            choice.insert("finish_reason".to_owned(), finish_reason(finish));
+            let name = if self.protocol == SimProtocol::Sglang { "matched_stop" } else { "stop_reason" };
+            choice.insert(name.to_owned(), matched_stop(finish));
+        }
+        value
+    }
+
+    fn chat_delta(&self, mut delta: Map<String, Value>) -> Value {
+        if self.protocol == SimProtocol::Sglang {
+            for name in ["role", "content", "reasoning_content", "tool_calls"] {
+                delta.entry(name).or_insert(Value::Null);
+            }
+        }
+        Value::Object(delta)
+    }
+
+    fn chunk_with_usage_null(&self, choice: Value) -> Value {
+        let mut chunk = self.chunk(Some(choice));
+        if self.protocol == SimProtocol::Sglang {
+            chunk.insert("usage".to_owned(), Value::Null);
+        }
+        Value::Object(chunk)
+    }
+
+    /// What a stream begins an answer with.
+    pub(crate) fn opening_events(&self, index: usize) -> Vec<Value> {
+        if self.endpoint != GenerationEndpoint::Chat {
+            return Vec::new();
+        }
+        let mut delta = Map::new();
+        delta.insert("role".to_owned(), json!("assistant"));
+        delta.insert("content".to_owned(), json!(""));
+        let mut events =
+            vec![self.chunk_with_usage_null(self.delta_choice(index, self.chat_delta(delta), None))];
+        if let Some(name) = &self.tool {
+            let mut delta = Map::new();
+            delta.insert("tool_calls".to_owned(), json!([self.tool_call(index, Some(name), "")]));
+            events.push(self.chunk_with_usage_null(self.delta_choice(index, self.chat_delta(delta), None)));
+        }
+        events
+    }
+
+    /// One token of a stream. `so_far` holds it already.
+    pub(crate) fn token_event(&self, index: usize, piece: &OutputToken, so_far: &ChoiceOutput) -> Value {
+        let mut choice = match self.endpoint {
+            GenerationEndpoint::Generate => {
+                let mut value = self.generate_item(index, so_far);
+                if let Some(value) = value.as_object_mut() {
+                    value.insert("index".to_owned(), json!(index));
+                }
+                return value;
+            }
+            GenerationEndpoint::Chat => {
+                let mut delta = Map::new();
+                if self.tool.is_some() {
+                    delta.insert("tool_calls".to_owned(), json!([self.tool_call(index, None, &piece.text)]));
+                } else {
+                    delta.insert("content".to_owned(), json!(piece.text));
+                }
+                self.delta_choice(index, self.chat_delta(delta), None)
+            }
+            GenerationEndpoint::Completion => self.delta_choice(index, json!(piece.text), None),
+        };
+        if let Some(choice) = choice.as_object_mut() {
+            if self.logprobs {
+                let logprobs = self.logprobs(&[piece.id], std::slice::from_ref(&piece.text));
+                choice.insert("logprobs".to_owned(), logprobs);
+            }
+            if self.protocol == SimProtocol::Vllm {
+                let ids = if self.return_token_ids { json!([piece.id]) } else { Value::Null };
+                choice.insert("token_ids".to_owned(), ids);
+            }
+        }
+        self.chunk_with_usage_null(choice)
+    }
+
+    /// What a stream ends an answer with.
+    pub(crate) fn closing_event(&self, index: usize, answer: &ChoiceOutput) -> Value {
+        match self.endpoint {
+            GenerationEndpoint::Generate => {
+                let mut value = self.generate_item(index, answer);
+                if let Some(value) = value.as_object_mut() {
+                    value.insert("index".to_owned(), json!(index));
+                }
+                value
+            }
+            GenerationEndpoint::Chat => {
+                let delta = self.chat_delta(Map::new());
+                self.chunk_with_usage_null(self.delta_choice(index, delta, answer.finish.as_ref()))
+            }
+            GenerationEndpoint::Completion => {
+                self.chunk_with_usage_null(self.delta_choice(index, json!(""), answer.finish.as_ref()))
+            }
+        }
+    }
+
+    /// The event that carries the usage.
+    pub(crate) fn usage_event(&self, answers: &[ChoiceOutput]) -> Value {
+        let mut chunk = self.chunk(None);
+        chunk.insert("usage".to_owned(), self.usage(answers));
+        Value::Object(chunk)
+    }
+}

@@ -1,0 +1,200 @@
+//! What the gateways know of the caches: the truth, some time late.
+
+use std::collections::VecDeque;
+
+use moongate_scheduler::{StoreSiteRun, StoreTokenRun, TierHits};
+
+use super::lru::BlockChange;
+use super::settings::SimulationOptions;
+
+/// Whose cache has changed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum CacheLocation {
+    /// An engine's device memory.
+    Device(usize),
+    /// An engine's host memory.
+    Host(usize),
+    /// The shared store, by an engine in this zone.
+    Store(u8),
+}
+
+/// Which engines hold a block, one bit each.
+#[derive(Debug, Clone, Copy, Default)]
+struct BlockHolders {
+    device: u64,
+    host: u64,
+    store: bool,
+    zone: u8,
+}
+
+/// A table of every block's holders.
+#[derive(Debug)]
+pub(crate) struct DelayedCacheIndex {
+    holders: Vec<BlockHolders>,
+    engines: usize,
+    lag_s: f64,
+    threshold: u32,
+    /// Changes that the gateways have not heard of.
+    pending_changes: VecDeque<(f64, CacheLocation, BlockChange)>,
+}
+
+impl DelayedCacheIndex {
+    pub(crate) fn new(settings: &SimulationOptions, blocks: usize) -> Self {
+        Self {
+            holders: vec![BlockHolders::default(); blocks],
+            engines: settings.prefill,
+            lag_s: settings.index_lag_s,
+            threshold: settings.prefetch_threshold,
+            pending_changes: VecDeque::new(),
+        }
+    }
+
+    /// A cache has changed.
+    pub(crate) fn record_change(&mut self, now: f64, tier: CacheLocation, change: BlockChange) {
+        if self.lag_s > 0.0 {
+            self.pending_changes.push_back((now + self.lag_s, tier, change));
+        } else {
+            self.apply(tier, change);
+        }
+    }
+
+    /// Takes in what has become known by `now`.
+    pub(crate) fn apply_due_changes(&mut self, now: f64) {
+        while let Some(&(at, tier, change)) = self.pending_changes.front() {
+            if at > now {
+                break;
+            }
+            self.pending_changes.pop_front();
+            self.apply(tier, change);
+        }
+    }
+
+    fn apply(&mut self, tier: CacheLocation, change: BlockChange) {
+        let (block, held) = match change {
+            BlockChange::Added(block) => (block, true),
+            BlockChange::Evicted(block) => (block, false),
+        };
+        let holders = &mut self.holders[block as usize];
+        let set = |mask: &mut u64, engine: usize| {
+            let bit = 1 << engine;
+            *mask = if held { *mask | bit } else { *mask & !bit };
+        };
+        match tier {
+            CacheLocation::Device(engine) => set(&mut holders.device, engine),
+            CacheLocation::Host(engine) => set(&mut holders.host, engine),
+            CacheLocation::Store(zone) => (holders.store, holders.zone) = (held, zone),
+        }
+    }
+
+    /// Hits of a prompt of `input_tokens` in `blocks` of `block_tokens`, on every engine, in `hits`; one entry per
+    /// prefill engine. Answers which runs the store holds, and in which zones.
+    pub(crate) fn predict(
+        &self,
+        blocks: &[u32],
+        block_tokens: u32,
+        input_tokens: u32,
+        hits: &mut [TierHits],
+    ) -> (Vec<StoreTokenRun>, Vec<StoreSiteRun>) {
+        // At least one token is left to compute.
+        let usable = input_tokens.saturating_sub(1);
+        let tokens =
+            |count: usize| usable.min(u32::try_from(count).unwrap_or(u32::MAX).saturating_mul(block_tokens));
+        let all = if self.engines >= 64 { u64::MAX } else { (1 << self.engines) - 1 };
+        let (mut on_device, mut local) = (all, all);
+        let (mut runs, mut sites): (Vec<StoreTokenRun>, Vec<StoreSiteRun>) = Default::default();
+        let mut end_of_run = false;
+        for (at, &block) in blocks.iter().enumerate() {
+            let holders = self.holders[block as usize];
+            for_each_set_bit(on_device & !holders.device, |engine| hits[engine].l1_tokens = tokens(at));
+            on_device &= holders.device;
+            let own = holders.device | holders.host;
+            for_each_set_bit(local & !own, |engine| hits[engine].l2_tokens = tokens(at));
+            local &= own;
+            if holders.store {
+                let (first, last) = (tokens(at), tokens(at + 1));
+                match runs.last_mut() {
+                    Some(run) if !end_of_run => run.tokens = last - run.first_token,
+                    _ => runs.push(StoreTokenRun { first_token: first, tokens: last - first }),
+                }
+                let site = holders.zone.into();
+                match sites.last_mut() {
+                    Some(run) if !end_of_run && run.site == site => run.tokens = last - run.first_token,
+                    _ => sites.push(StoreSiteRun { first_token: first, tokens: last - first, site }),
+                }
+            }
+            end_of_run = !holders.store;
+            if holders.device | holders.host == 0 && !holders.store {
+                // Nobody has this block: nothing behind it can be used.
+                break;
+            }
+        }
+        for_each_set_bit(on_device, |engine| hits[engine].l1_tokens = usable);
+        for_each_set_bit(local, |engine| hits[engine].l2_tokens = usable);
+        for hit in &mut hits[..self.engines] {
+            let own = hit.l2_tokens;
+            hit.l2_tokens = own - hit.l1_tokens;
+            let run = runs.iter().find(|run| run.first_token <= own && own < run.first_token + run.tokens);
+            let stored = run.map_or(0, |run| run.first_token + run.tokens - own);
+            hit.l3_tokens = if stored >= self.threshold { stored } else { 0 };
+        }
+        (runs, sites)
+    }
+}
+
+/// Calls `act` with the number of every set bit.
+fn for_each_set_bit(mut bits: u64, mut act: impl FnMut(usize)) {
+    while bits != 0 {
+        act(bits.trailing_zeros() as usize);
+        bits &= bits - 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(lag_s: f64) -> DelayedCacheIndex {
+        DelayedCacheIndex::new(
+            &SimulationOptions { prefill: 2, index_lag_s: lag_s, ..SimulationOptions::eight_plus_four() },
+            10,
+        )
+    }
+
+    #[test]
+    fn hits_are_split_by_tier_and_stop_at_the_first_gap() {
+        let mut view = view(0.0);
+        for block in [0, 1] {
+            view.record_change(0.0, CacheLocation::Device(0), BlockChange::Added(block));
+        }
+        for block in [0, 1, 2] {
+            view.record_change(0.0, CacheLocation::Host(0), BlockChange::Added(block));
+        }
+        for block in [0, 1, 2, 3, 5] {
+            view.record_change(0.0, CacheLocation::Store(0), BlockChange::Added(block));
+        }
+        let mut hits = [TierHits::default(); 2];
+        let (runs, _) = view.predict(&[0, 1, 2, 3, 4, 5], 512, 6 * 512, &mut hits);
+        assert_eq!(hits[0], TierHits { l1_tokens: 1_024, l2_tokens: 512, l3_tokens: 512 });
+        assert_eq!(hits[1], TierHits { l1_tokens: 0, l2_tokens: 0, l3_tokens: 2_048 });
+        assert_eq!(runs.iter().map(|run| (run.first_token, run.tokens)).collect::<Vec<_>>(), [(0, 2_048)]);
+        // The last token is always computed.
+        let mut hits = [TierHits::default(); 2];
+        view.predict(&[0, 1], 512, 1_024, &mut hits);
+        assert_eq!(hits[0].l1_tokens, 1_023);
+    }
+
+    #[test]
+    fn what_happened_is_known_later() {
+        let mut view = view(2.0);
+        view.record_change(1.0, CacheLocation::Store(0), BlockChange::Added(0));
+        let hit = |view: &DelayedCacheIndex| {
+            let mut hits = [TierHits::default(); 2];
+            view.predict(&[0, 1], 512, 1_024, &mut hits);
+            hits[0].l3_tokens
+        };
+        view.apply_due_changes(2.9);
+        assert_eq!(hit(&view), 0);
+        view.apply_due_changes(3.0);
+        assert_eq!(hit(&view), 512);
+    }
+}

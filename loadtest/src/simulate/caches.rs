@@ -1,0 +1,157 @@
+//! The caches of all engines and the shared store.
+
+use std::sync::Arc;
+
+use moongate_scheduler::network_distance;
+
+use super::cache_index::{CacheLocation, DelayedCacheIndex};
+use super::lru::{BlockChange, BlockLru};
+use super::settings::SimulationOptions;
+
+/// One engine's own two levels.
+#[derive(Debug)]
+struct LocalCaches {
+    device: BlockLru,
+    host: BlockLru,
+}
+
+/// Every cache there is, and what the gateways know of it.
+#[derive(Debug)]
+pub(crate) struct SimulatedCaches {
+    /// One per engine, or a single one that all share.
+    engines: Vec<LocalCaches>,
+    store: BlockLru,
+    /// In which zone's part of the store each block was last put.
+    zones: Vec<u8>,
+    /// The zone of each engine.
+    of_engines: Vec<u8>,
+    /// Tokens of each block.
+    tokens: Arc<[u32]>,
+    /// What the gateways believe.
+    pub(crate) gateway_index: DelayedCacheIndex,
+    /// Blocks that were new to a host cache and go to the store; kept to reuse the allocation.
+    written: Vec<u32>,
+}
+
+impl SimulatedCaches {
+    pub(crate) fn new(settings: &SimulationOptions, tokens: Arc<[u32]>) -> Self {
+        let blocks = tokens.len();
+        let own = || LocalCaches {
+            device: BlockLru::new(settings.l1_tokens, blocks),
+            host: BlockLru::new(settings.l2_tokens, blocks),
+        };
+        let engines = if settings.shared_cache {
+            vec![LocalCaches { device: BlockLru::new(u64::MAX, blocks), host: BlockLru::new(0, 0) }]
+        } else {
+            (0..settings.prefill).map(|_| own()).collect()
+        };
+        // The store is reached through the host cache only.
+        let store_tokens = if settings.l2_tokens == 0 { 0 } else { settings.l3_tokens };
+        let store = BlockLru::new(store_tokens, blocks);
+        let gateway_index = DelayedCacheIndex::new(settings, blocks);
+        let of_engines = (0..settings.prefill).map(|engine| settings.zone(engine)).collect();
+        Self {
+            engines,
+            store,
+            zones: vec![0; blocks],
+            of_engines,
+            tokens,
+            gateway_index,
+            written: Vec::new(),
+        }
+    }
+
+    fn slot(&self, engine: usize) -> usize {
+        engine.min(self.engines.len() - 1)
+    }
+
+    /// Blocks of a prompt that an engine holds: on the device, and in all.
+    pub(crate) fn local_prefix(&self, engine: usize, blocks: &[u32]) -> (usize, usize) {
+        let engine = self.slot(engine);
+        let own = &self.engines[engine];
+        let device = own.device.leading(blocks);
+        let rest = &blocks[device..];
+        let more =
+            rest.iter().take_while(|&&block| own.host.contains(block) || own.device.contains(block)).count();
+        (device, device + more)
+    }
+
+    /// How many of `blocks` the store holds, from the first on.
+    pub(crate) fn stored_prefix(&self, blocks: &[u32]) -> usize {
+        self.store.leading(blocks)
+    }
+
+    /// An engine has looked `blocks` up in its own caches.
+    pub(crate) fn touch_local(&mut self, engine: usize, blocks: &[u32]) {
+        let engine = self.slot(engine);
+        let own = &mut self.engines[engine];
+        own.device.touch(blocks);
+        own.host.touch(blocks);
+    }
+
+    /// Somebody has asked the store for `blocks`. Mooncake's master renews the lease of a key that is asked for, and
+    /// evicts by lease.
+    pub(crate) fn touch_store(&mut self, blocks: &[u32]) {
+        self.store.touch(blocks);
+    }
+
+    /// How much longer than from nearby an engine reads these blocks from the store.
+    pub(crate) fn network_distance(
+        &self,
+        blocks: &[u32],
+        settings: &SimulationOptions,
+        engine: usize,
+    ) -> f32 {
+        let sites = settings.store_sites();
+        let mut tokens = vec![0; sites.len()];
+        for &block in blocks {
+            tokens[usize::from(self.zones[block as usize])] += self.tokens[block as usize];
+        }
+        network_distance(&tokens, &sites, &settings.topology_place(engine))
+    }
+
+    /// Blocks arrived from the store in an engine's host cache, behind those that it already had.
+    pub(crate) fn insert_fetched(&mut self, now: f64, engine: usize, blocks: &[u32]) {
+        let engine = self.slot(engine);
+        let view = &mut self.gateway_index;
+        let tell = |change| view.record_change(now, CacheLocation::Host(engine), change);
+        self.engines[engine].host.put(blocks, &self.tokens, tell);
+    }
+
+    /// An engine has computed a prompt: it is on the device, copied to the host and written through to the store.
+    pub(crate) fn insert_computed(&mut self, now: f64, engine: usize, blocks: &[u32]) {
+        let zone = self.of_engines[engine];
+        let engine = self.slot(engine);
+        let own = &mut self.engines[engine];
+        let view = &mut self.gateway_index;
+        own.device.put(blocks, &self.tokens, |change| {
+            view.record_change(now, CacheLocation::Device(engine), change);
+        });
+        self.written.clear();
+        let written = &mut self.written;
+        own.host.put(blocks, &self.tokens, |change| {
+            if let BlockChange::Added(block) = change {
+                written.push(block);
+            }
+            view.record_change(now, CacheLocation::Host(engine), change);
+        });
+        // Insertion goes from the end of the prompt to its start.
+        written.reverse();
+        let zones = &mut self.zones;
+        self.store.put(written, &self.tokens, |change| {
+            if let BlockChange::Added(block) = change {
+                zones[block as usize] = zone;
+            }
+            view.record_change(now, CacheLocation::Store(zone), change);
+        });
+    }
+
+    /// An engine has died with what it held.
+    pub(crate) fn clear_engine(&mut self, now: f64, engine: usize) {
+        let view = &mut self.gateway_index;
+        let own = &mut self.engines[engine];
+        own.device
+            .clear(&self.tokens, |change| view.record_change(now, CacheLocation::Device(engine), change));
+        own.host.clear(&self.tokens, |change| view.record_change(now, CacheLocation::Host(engine), change));
+    }
+}

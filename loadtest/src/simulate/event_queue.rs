@@ -1,0 +1,101 @@
+//! What happens when.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+/// Something that happens at a time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum SimulationEvent {
+    /// A request reaches a gateway.
+    RequestArrived(u32),
+    /// A read from the shared store ends: engine, turn, life.
+    FetchEnded(u32, u32, u32),
+    /// An engine may begin a pass.
+    StartPass(u32),
+    /// An engine's pass ends: engine, life.
+    PassEnded(u32, u32),
+    /// A prompt's KV cache has reached the decode engine: attempt.
+    KvTransferred(u32),
+    /// A sequence ends: decode engine, turn.
+    SequenceEnded(u32, u32),
+    /// Gateways read the engines' load.
+    Poll,
+    /// A gateway's scheduler wanted to be called: gateway, serial number of the wish.
+    SchedulerWakeup(u32, u32),
+    /// The closed loop's sender looks what it can send.
+    SenderTick,
+    /// A request leaves the closed loop's books.
+    InFlightSlotFreed(u32),
+    /// An engine dies; counted as in `Failure`.
+    EngineFailed(u32),
+    /// … and comes back.
+    EngineRecovered(u32),
+}
+
+#[derive(Debug, Clone, Copy)]
+struct ScheduledEvent {
+    at: f64,
+    serial: u64,
+    event: SimulationEvent,
+}
+
+impl Ord for ScheduledEvent {
+    /// The earliest is the greatest; of equal times, the one that was planned first.
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.at.total_cmp(&self.at).then(other.serial.cmp(&self.serial))
+    }
+}
+
+impl PartialOrd for ScheduledEvent {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for ScheduledEvent {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for ScheduledEvent {}
+
+/// The plan of what is to come.
+#[derive(Debug, Default)]
+pub(crate) struct SimulationEventQueue {
+    heap: BinaryHeap<ScheduledEvent>,
+    serial: u64,
+}
+
+impl SimulationEventQueue {
+    pub(crate) fn schedule(&mut self, at: f64, event: SimulationEvent) {
+        self.serial += 1;
+        self.heap.push(ScheduledEvent { at, serial: self.serial, event });
+    }
+
+    pub(crate) fn next(&mut self) -> Option<(f64, SimulationEvent)> {
+        self.heap.pop().map(|entry| (entry.at, entry.event))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_come_in_order_of_time_then_of_planning() {
+        let mut calendar = SimulationEventQueue::default();
+        calendar.schedule(2.0, SimulationEvent::Poll);
+        calendar.schedule(1.0, SimulationEvent::SenderTick);
+        calendar.schedule(1.0, SimulationEvent::RequestArrived(7));
+        let order: Vec<(f64, SimulationEvent)> = std::iter::from_fn(|| calendar.next()).collect();
+        assert_eq!(
+            order,
+            [
+                (1.0, SimulationEvent::SenderTick),
+                (1.0, SimulationEvent::RequestArrived(7)),
+                (2.0, SimulationEvent::Poll)
+            ]
+        );
+    }
+}

@@ -1,0 +1,336 @@
+//! An API server in memory: as much of one as the operator's writes need.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
+
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Map, Value, json};
+
+use super::simulated_controllers::{self, NextResourceState};
+use crate::ResourceKind;
+use crate::plan::WriteAction;
+
+/// Schemas of the kinds that are ours, for their defaults.
+static SCHEMAS: LazyLock<BTreeMap<ResourceKind, Value>> = LazyLock::new(|| {
+    let schemas = rbg_api::crds::all().into_iter().filter_map(|crd| {
+        let kind = ResourceKind::parse(&crd.spec.names.kind)?;
+        let version = crd.spec.versions.into_iter().find(|version| version.name == "v1alpha2")?;
+        let schema = version.schema?.open_api_v3_schema?;
+        Some((kind, serde_json::to_value(schema).ok()?))
+    });
+    schemas.collect()
+});
+
+/// What watches tell.
+#[derive(Debug, Clone)]
+pub enum ResourceChange {
+    /// An object is so now.
+    Present(ResourceKind, Value),
+    /// It is no more; this is what it was.
+    Gone(ResourceKind, Value),
+}
+
+/// What becomes of a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ContainerOutcome {
+    /// It does what it is for.
+    Runs,
+    /// It ends, with this reason and exit code.
+    Exits(&'static str, i32),
+    /// It does not start, for this reason.
+    NotStarted(&'static str),
+}
+
+/// The objects of one namespace.
+#[derive(Debug, Clone)]
+pub struct SimulatedApiServer {
+    objects: BTreeMap<(ResourceKind, String), Value>,
+    /// Objects that Kubernetes itself has still to do something about.
+    pub unsettled: BTreeSet<(ResourceKind, String)>,
+    version: u64,
+    uids: u64,
+    /// The time.
+    pub now: Timestamp,
+    /// What becomes of containers of an image. If nothing else is said, all work.
+    pub container_outcome: fn(image: &str) -> ContainerOutcome,
+}
+
+impl SimulatedApiServer {
+    /// One without objects.
+    #[must_use]
+    pub fn new(now: Timestamp) -> Self {
+        let objects = BTreeMap::new();
+        Self {
+            objects,
+            unsettled: BTreeSet::new(),
+            version: 0,
+            uids: 0,
+            now,
+            container_outcome: |_| ContainerOutcome::Runs,
+        }
+    }
+
+    /// All objects of a kind, by name.
+    pub fn all(&self, kind: ResourceKind) -> impl Iterator<Item = &Value> {
+        self.objects.iter().filter(move |((of, _), _)| *of == kind).map(|(_, object)| object)
+    }
+
+    /// All objects.
+    pub fn objects(&self) -> impl Iterator<Item = (ResourceKind, &Value)> {
+        self.objects.iter().map(|((kind, _), object)| (*kind, object))
+    }
+
+    /// An object by name.
+    #[must_use]
+    pub fn get(&self, kind: ResourceKind, name: &str) -> Option<&Value> {
+        self.objects.get(&(kind, name.to_owned()))
+    }
+
+    /// As it is, with its UID, version and generation: what another controller left behind.
+    pub fn restore(&mut self, kind: ResourceKind, mut object: Value) {
+        let version = object["metadata"]["resourceVersion"].as_str().and_then(|version| version.parse().ok());
+        self.version = self.version.max(version.unwrap_or(0));
+        object["apiVersion"] = kind.api_version().into();
+        object["kind"] = kind.name().into();
+        self.insert(kind, object);
+    }
+
+    fn insert(&mut self, kind: ResourceKind, object: Value) {
+        let key = (kind, text(&object["metadata"]["name"]));
+        match simulated_controllers::next_state(kind, &object, self.container_outcome) {
+            Some(_) => self.unsettled.insert(key.clone()),
+            None => self.unsettled.remove(&key),
+        };
+        self.objects.insert(key, object);
+    }
+
+    /// A new object, as someone's `kubectl create` makes it.
+    pub fn create(&mut self, kind: ResourceKind, mut object: Value) -> ResourceChange {
+        self.version += 1;
+        self.uids += 1;
+        let made = self.now_rfc3339();
+        let metadata = &mut object["metadata"];
+        if metadata["namespace"].is_null() && !kind.is_of_cluster() {
+            metadata["namespace"] = "default".into();
+        }
+        metadata["uid"] = format!("uid-{}", self.uids).into();
+        metadata["generation"] = 1.into();
+        metadata["resourceVersion"] = self.version.to_string().into();
+        metadata["creationTimestamp"] = made.into();
+        apply_defaults(kind, &mut object);
+        self.insert(kind, object.clone());
+        ResourceChange::Present(kind, object)
+    }
+
+    /// The time, without a fraction, as Kubernetes has it.
+    fn now_rfc3339(&self) -> String {
+        Timestamp::from_second(self.now.as_second()).unwrap_or(self.now).to_string()
+    }
+
+    /// Puts an object in the place of the one of that name. Nothing happens if it is the same.
+    pub fn put(&mut self, kind: ResourceKind, mut object: Value) -> ResourceChange {
+        apply_defaults(kind, &mut object);
+        let key = (kind, text(&object["metadata"]["name"]));
+        let live = self.objects.get(&key).unwrap_or(&Value::Null);
+        if *live == object {
+            return ResourceChange::Present(kind, object);
+        }
+        self.version += 1;
+        let generation = live["metadata"]["generation"].as_i64().unwrap_or(1);
+        let same_spec = live["spec"] == object["spec"];
+        object["metadata"]["generation"] = if same_spec { generation } else { generation + 1 }.into();
+        object["metadata"]["resourceVersion"] = self.version.to_string().into();
+        self.insert(kind, object.clone());
+        ResourceChange::Present(kind, object)
+    }
+
+    /// Takes an object away, and what it owned with it. Pods live until their kubelet has ended them.
+    pub fn remove(&mut self, kind: ResourceKind, name: &str) -> Vec<ResourceChange> {
+        let key = (kind, name.to_owned());
+        self.unsettled.remove(&key);
+        let Some(mut gone) = self.objects.remove(&key) else { return Vec::new() };
+        self.version += 1;
+        gone["metadata"]["resourceVersion"] = self.version.to_string().into();
+        let uid = gone["metadata"]["uid"].clone();
+        let owned = |object: &Value| {
+            object["metadata"]["ownerReferences"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .any(|owner| owner["uid"] == uid)
+        };
+        let owned: Vec<(ResourceKind, String)> =
+            self.objects.iter().filter(|(_, object)| owned(object)).map(|(key, _)| key.clone()).collect();
+        let mut changes = vec![ResourceChange::Gone(kind, gone)];
+        for (kind, name) in owned {
+            changes.extend(match kind {
+                ResourceKind::Pod | ResourceKind::WarmupPod => {
+                    self.end_pod(kind, &name).into_iter().collect()
+                }
+                _ => self.remove(kind, &name),
+            });
+        }
+        changes
+    }
+
+    fn end_pod(&mut self, kind: ResourceKind, name: &str) -> Option<ResourceChange> {
+        let mut pod = self.get(kind, name)?.clone();
+        pod["metadata"]["deletionTimestamp"] = self.now_rfc3339().into();
+        Some(self.put(kind, pod))
+    }
+
+    /// What Kubernetes does next about one object.
+    pub fn advance(&mut self, kind: ResourceKind, name: &str) -> Vec<ResourceChange> {
+        match self
+            .get(kind, name)
+            .and_then(|live| simulated_controllers::next_state(kind, live, self.container_outcome))
+        {
+            Some(NextResourceState::Present(object)) => vec![self.put(kind, object)],
+            Some(NextResourceState::Gone) => self.remove(kind, name),
+            None => Vec::new(),
+        }
+    }
+
+    /// One write of the operator. The first change is the answer.
+    ///
+    /// # Errors
+    /// Why the write is refused.
+    pub fn write(&mut self, action: &WriteAction) -> Result<Vec<ResourceChange>, String> {
+        match action {
+            WriteAction::Apply(manifest) | WriteAction::Create(manifest) => {
+                let Some(kind) = ResourceKind::from_manifest(manifest) else { return Ok(Vec::new()) };
+                let object = Value::Object(manifest.0.clone());
+                let change = match (self.get(kind, manifest.name()).cloned(), action) {
+                    (None, _) => self.create(kind, object),
+                    (Some(live), WriteAction::Create(_)) => ResourceChange::Present(kind, live),
+                    (Some(live), _) => self.put(kind, apply_manifest(live, object)),
+                };
+                Ok(vec![change])
+            }
+            WriteAction::Replace { kind, name, object } => {
+                let live = self.get_matching(*kind, name, &object["metadata"])?;
+                let mut object = object.clone();
+                object["status"] = live["status"].clone();
+                Ok(vec![self.put(*kind, object)])
+            }
+            WriteAction::Patch { kind, name, status, body } => {
+                let mut live = self.get_matching(*kind, name, &body["metadata"])?;
+                let mut body = body.clone();
+                if kind.is_custom() || *kind == ResourceKind::Revision {
+                    merge(&mut live, &body);
+                } else if *status {
+                    merge(&mut live["metadata"], &body["metadata"]);
+                    merge_list(&mut live["status"]["conditions"], &body["status"]["conditions"], "type");
+                } else {
+                    let spec = body.as_object_mut().and_then(|body| body.remove("spec")).unwrap_or_default();
+                    merge(&mut live, &body);
+                    merge_list(&mut live["spec"]["containers"], &spec["containers"], "name");
+                }
+                Ok(vec![self.put(*kind, live)])
+            }
+            WriteAction::Delete { kind, name, uid } => {
+                if self.get_matching(*kind, name, &json!({ "uid": uid })).is_err() {
+                    return Ok(Vec::new());
+                }
+                Ok(match kind {
+                    ResourceKind::Pod | ResourceKind::WarmupPod => {
+                        self.end_pod(*kind, name).into_iter().collect()
+                    }
+                    _ => self.remove(*kind, name),
+                })
+            }
+        }
+    }
+
+    /// The live object, if it is the one that is meant.
+    fn get_matching(&self, kind: ResourceKind, name: &str, metadata: &Value) -> Result<Value, String> {
+        let live = self.get(kind, name).ok_or_else(|| format!("{name} is gone"))?;
+        let is_other =
+            |member: &str| metadata.get(member).is_some_and(|one| *one != live["metadata"][member]);
+        if is_other("uid") {
+            return Err(format!("{name} is another one now"));
+        }
+        if is_other("resourceVersion") {
+            return Err(format!("{name} has changed"));
+        }
+        Ok(live.clone())
+    }
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+/// What server-side apply by the only one who applies makes of it.
+fn apply_manifest(live: Value, mut ours: Value) -> Value {
+    let mut metadata = live["metadata"].clone();
+    merge(&mut metadata, &ours["metadata"]);
+    ours["metadata"] = metadata;
+    if let Some(status) = live.get("status") {
+        ours["status"] = status.clone();
+    }
+    ours
+}
+
+/// A merge patch.
+fn merge(live: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        *live = patch.clone();
+        return;
+    };
+    if !live.is_object() {
+        *live = Value::Object(Map::new());
+    }
+    let Value::Object(members) = live else { return };
+    for (name, value) in patch {
+        match value {
+            Value::Null => drop(members.remove(name)),
+            value => merge(members.entry(name.as_str()).or_insert(Value::Null), value),
+        }
+    }
+}
+
+/// Items that are told apart by one of their members.
+fn merge_list(live: &mut Value, patch: &Value, key: &str) {
+    let Some(patch) = patch.as_array() else { return };
+    if !live.is_array() {
+        *live = json!([]);
+    }
+    let Value::Array(live) = live else { return };
+    for item in patch {
+        match live.iter_mut().find(|one| one[key] == item[key]) {
+            Some(one) => merge(one, item),
+            None => {
+                let mut new = Value::Null;
+                merge(&mut new, item);
+                live.push(new);
+            }
+        }
+    }
+}
+
+fn apply_defaults(kind: ResourceKind, object: &mut Value) {
+    if let Some(schema) = SCHEMAS.get(&kind) {
+        fill_defaults(schema, object);
+    }
+}
+
+/// Defaults of a schema.
+fn fill_defaults(schema: &Value, value: &mut Value) {
+    match value {
+        Value::Object(members) => {
+            for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
+                if let Some(default) =
+                    schema.get("default").filter(|_| members.get(name).is_none_or(Value::is_null))
+                {
+                    members.insert(name.clone(), default.clone());
+                }
+                if let Some(member) = members.get_mut(name) {
+                    fill_defaults(schema, member);
+                }
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(|item| fill_defaults(&schema["items"], item)),
+        _ => {}
+    }
+}

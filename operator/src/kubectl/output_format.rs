@@ -1,0 +1,99 @@
+//! Output: columns for people, JSON and YAML for programs.
+
+use serde::Serialize;
+
+use super::KubectlError;
+
+/// How something is printed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OutputFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// JSON.
+    Json,
+    /// YAML.
+    Yaml,
+}
+
+impl OutputFormat {
+    /// The value in this format; `text` says how people get it.
+    ///
+    /// # Errors
+    /// [`KubectlError::Unreadable`].
+    pub fn print<T: Serialize>(
+        self,
+        value: &T,
+        text: impl FnOnce() -> String,
+    ) -> Result<String, KubectlError> {
+        let failed = |error: &dyn std::fmt::Display| KubectlError::Unreadable(error.to_string());
+        match self {
+            Self::Text => Ok(text()),
+            Self::Json => {
+                serde_json::to_string_pretty(value).map(|text| text + "\n").map_err(|error| failed(&error))
+            }
+            Self::Yaml => serde_saphyr::to_string(value).map_err(|error| failed(&error)),
+        }
+    }
+}
+
+/// A table with two spaces between columns. Cells that are empty show as `-`.
+#[must_use]
+pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+    let cell = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
+    let head: Vec<String> = head.iter().map(|text| (*text).to_owned()).collect();
+    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|text| cell(text)).collect()).collect();
+    let width = |column: usize| {
+        let cells = rows.iter().chain([&head]).filter_map(|row| row.get(column));
+        cells.map(|text| text.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..head.len()).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(text, width)| format!("{text:<width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
+    };
+    std::iter::once(&head).chain(&rows).map(line).collect()
+}
+
+/// Lines with two more spaces in front.
+#[must_use]
+pub(super) fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("  {line}\n")).collect()
+}
+
+/// `1 pod`, `2 pods`
+pub(super) fn count(number: usize, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
+}
+
+/// Seconds as kubectl shows an age: its largest unit, and the next one while it is small.
+#[must_use]
+pub fn age(seconds: i64) -> String {
+    let seconds = seconds.max(0);
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    match (days, hours, minutes) {
+        (0, 0, 0..2) => format!("{seconds}s"),
+        (0, 0, _) => format!("{minutes}m"),
+        (0, 1..3, _) => format!("{hours}h{}m", minutes % 60),
+        (0, ..) => format!("{hours}h"),
+        _ => format!("{days}d"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let text =
+            table(&["A", "LONG"], &[vec!["wider".into(), String::new()], vec!["b".into(), "c".into()]]);
+        assert_eq!(text, "A      LONG\nwider  -\nb      c\n");
+    }
+
+    #[test]
+    fn ages_have_few_digits() {
+        let shown = [-1, 59, 119, 120, 3600, 5 * 3600 + 59, 90_000].map(age);
+        assert_eq!(shown, ["0s", "59s", "119s", "2m", "1h0m", "5h", "1d"]);
+    }
+}

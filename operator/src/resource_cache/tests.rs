@@ -1,0 +1,109 @@
+use super::*;
+
+fn pod(uid: &str, version: u64) -> DynamicObject {
+    serde_json::from_value(json!({ "apiVersion": "v1", "kind": "Pod", "metadata": {
+        "namespace": "n", "name": "p", "uid": uid, "resourceVersion": version.to_string(),
+        "ownerReferences": [{ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleInstance",
+            "name": "i", "uid": "owner", "controller": true }],
+    }}))
+    .unwrap()
+}
+
+#[test]
+fn old_news_do_not_count() {
+    let mut observed = ResourceCache::default();
+    let owner = ResourceKey { kind: ResourceKind::Instance, namespace: "n".into(), name: "i".into() };
+    assert_eq!(observed.upsert(ResourceKind::Pod, pod("a", 5)), vec![owner.clone()]);
+    assert!(observed.upsert(ResourceKind::Pod, pod("a", 4)).is_empty());
+    let key = observed.children("owner", ResourceKind::Pod)[0].key.clone();
+    assert_eq!(observed.remove(&key, "a"), vec![owner.clone()]);
+    assert!(observed.upsert(ResourceKind::Pod, pod("a", 6)).is_empty(), "it is gone for good");
+    assert_eq!(observed.upsert(ResourceKind::Pod, pod("b", 7)), [owner]);
+    assert!(observed.remove(&key, "a").is_empty(), "another one has the name now");
+    assert_eq!(observed.children("owner", ResourceKind::Pod).len(), 1);
+}
+
+#[test]
+fn only_what_is_looked_at_of_a_node_concerns_a_warmup() {
+    let object = |kind: &str, member: &str, value: Value, version: u64| -> DynamicObject {
+        let meta = json!({ "name": "a", "uid": kind, "resourceVersion": version.to_string(), "labels": { "rack": "x" } });
+        let mut object = json!({ "apiVersion": "v1", "kind": kind, "metadata": meta });
+        object[member] = value;
+        serde_json::from_value(object).unwrap()
+    };
+    let mut observed = ResourceCache::default();
+    observed.upsert(ResourceKind::Warmup, object("RoleBasedGroupWarmup", "spec", json!({}), 1));
+    let warmup = ResourceKey { kind: ResourceKind::Warmup, namespace: String::new(), name: "a".into() };
+    let node = |beat: u64, version: u64| object("Node", "status", json!({ "beat": beat }), version);
+    assert_eq!(observed.upsert(ResourceKind::Node, node(1, 2)), std::slice::from_ref(&warmup));
+    assert!(observed.upsert(ResourceKind::Node, node(2, 3)).is_empty());
+    let mut moved = node(3, 4);
+    moved.metadata.labels = None;
+    assert_eq!(observed.upsert(ResourceKind::Node, moved), [warmup]);
+}
+
+#[test]
+fn cached_pod_has_planned_fields_and_ignores_other_changes() {
+    let with = |version: u64, ready: bool, beat: u64| {
+        let mut object = pod("a", version);
+        object.data = json!({
+            "spec": { "nodeName": "node", "volumes": [{ "name": "v" }], "readinessGates": [{ "conditionType": "G" }],
+                "containers": [{ "name": "c", "image": "i", "env": [{ "name": "E" }] }] },
+            "status": { "phase": "Running", "podIP": "10.0.0.1", "hostIP": beat.to_string(),
+                "containerStatuses": [{ "name": "c", "ready": ready }] },
+        });
+        object
+    };
+    let mut observed = ResourceCache::default();
+    let owner = ResourceKey { kind: ResourceKind::Instance, namespace: "n".into(), name: "i".into() };
+    assert_eq!(observed.upsert(ResourceKind::Pod, with(1, false, 1)), std::slice::from_ref(&owner));
+    assert!(observed.upsert(ResourceKind::Pod, with(2, false, 2)).is_empty());
+    assert_eq!(observed.upsert(ResourceKind::Pod, with(3, true, 3)), [owner]);
+    assert!(observed.upsert(ResourceKind::Pod, with(2, false, 4)).is_empty(), "it is older");
+    let kept: Value = observed.children("owner", ResourceKind::Pod)[0].read().unwrap();
+    assert_eq!(
+        kept["spec"],
+        json!({ "nodeName": "node", "readinessGates": [{ "conditionType": "G" }],
+        "containers": [{ "name": "c", "image": "i" }] })
+    );
+    let status = json!({ "phase": "Running", "podIP": "10.0.0.1", "containerStatuses": [{ "name": "c", "ready": true }] });
+    assert_eq!(kept["status"], status);
+}
+
+#[test]
+fn relist_removes_absent_objects_but_not_newer_writes() {
+    let mut observed = ResourceCache::default();
+    observed.upsert(ResourceKind::Pod, pod("a", 5));
+    let era = observed.begin_list();
+    observed.upsert(ResourceKind::Pod, pod("a", 5));
+    assert!(observed.end_list(ResourceKind::Pod, era).is_empty());
+    let era = observed.begin_list();
+    assert_eq!(observed.end_list(ResourceKind::Pod, era).len(), 1);
+    assert!(observed.children("owner", ResourceKind::Pod).is_empty());
+}
+
+#[test]
+fn no_port_is_chosen_twice_and_a_promise_does_not_last() {
+    let key =
+        |name: &str| ResourceKey { kind: ResourceKind::Instance, namespace: "n".into(), name: name.into() };
+    let (a, b) = (key("a"), key("b"));
+    let now = k8s_openapi::jiff::Timestamp::from_second(1_790_000_000).unwrap();
+    let mut observed = ResourceCache::with_ports(Some(40..42));
+    let first = observed.allocate_port(&a, "a.http", now).unwrap();
+    assert_eq!(observed.allocate_port(&a, "a.http", now).unwrap(), first);
+    let second = observed.allocate_port(&b, "b.http", now).unwrap();
+    assert!(first != second && first.is_some() && second.is_some());
+    assert!(observed.allocate_port(&b, "b.grpc", now).is_err(), "all are taken");
+    // One of them is written, the other one never.
+    let annotations = json!({ "a.http": first.unwrap().to_string(), "other/key.x": "41", "plain": "41" });
+    let meta = json!({ "name": "a", "namespace": "n", "uid": "a", "resourceVersion": "1", "annotations": annotations });
+    let kind = ResourceKind::Instance;
+    let object = json!({ "apiVersion": kind.api_version(), "kind": kind.name(), "metadata": meta });
+    observed.upsert(kind, serde_json::from_value(object).unwrap());
+    let later = crate::plan::add_duration(now, std::time::Duration::from_secs(61));
+    assert_eq!(observed.allocate_port(&b, "b.grpc", later).unwrap(), second);
+    assert!(observed.allocate_port(&b, "b.http", later).is_err());
+    observed.remove(&a, "a");
+    assert_eq!(observed.allocate_port(&b, "b.http", later).unwrap(), first);
+    assert_eq!(ResourceCache::default().allocate_port(&a, "a.http", now).unwrap(), None);
+}

@@ -1,0 +1,153 @@
+//! Writing to Kubernetes. Nothing else of the operator does, but for its own Lease.
+
+use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
+use kube::{Client, Error};
+use moongate_render::Manifest;
+
+use crate::ResourceKind;
+use crate::plan::WriteAction;
+
+/// Upstream's, so that either takes over what the other applied.
+pub(crate) const FIELD_MANAGER: &str = "rbg";
+
+/// What a write led to.
+#[derive(Debug)]
+pub enum WriteOutcome {
+    /// The object is so now.
+    Present(ResourceKind, Box<DynamicObject>),
+    /// The object of that UID is gone.
+    Gone(ResourceKind, String, String),
+    /// Nothing was written: what is there is to be seen first.
+    NotWritten,
+}
+
+/// Writes into one namespace.
+#[derive(Clone)]
+pub struct ResourceWriter {
+    client: Client,
+}
+
+impl ResourceWriter {
+    /// A writer that asks as this client.
+    #[must_use]
+    pub fn new(client: Client) -> Self {
+        Self { client }
+    }
+
+    /// Does one write.
+    ///
+    /// # Errors
+    /// What the API server said. Conflicts are among them: the plan was made from what is no longer so.
+    pub async fn write(&self, namespace: &str, action: &WriteAction) -> Result<WriteOutcome, Error> {
+        match action {
+            WriteAction::Apply(manifest) => {
+                let Some(kind) = ResourceKind::from_manifest(manifest) else {
+                    return Ok(WriteOutcome::NotWritten);
+                };
+                let params = PatchParams::apply(FIELD_MANAGER).force();
+                let object = self
+                    .api(kind, namespace)
+                    .patch(manifest.name(), &params, &Patch::Apply(manifest))
+                    .await?;
+                Ok(WriteOutcome::Present(kind, Box::new(object)))
+            }
+            WriteAction::Create(manifest) => self.create(namespace, manifest).await,
+            WriteAction::Replace { kind, name, object } => {
+                let object: DynamicObject =
+                    serde_json::from_value(object.clone()).map_err(Error::SerdeError)?;
+                let params =
+                    PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+                let object = self.api(*kind, namespace).replace(name, &params, &object).await?;
+                Ok(WriteOutcome::Present(*kind, Box::new(object)))
+            }
+            WriteAction::Patch { kind, name, status, body } => {
+                let api = self.api(*kind, namespace);
+                let params =
+                    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+                let patch = if kind.is_custom() { Patch::Merge(body) } else { Patch::Strategic(body) };
+                let object = match status {
+                    true => api.patch_status(name, &params, &patch).await?,
+                    false => api.patch(name, &params, &patch).await?,
+                };
+                Ok(WriteOutcome::Present(*kind, Box::new(object)))
+            }
+            WriteAction::Delete { kind, name, uid } => self.delete(namespace, *kind, name, uid).await,
+        }
+    }
+
+    async fn create(&self, namespace: &str, manifest: &Manifest) -> Result<WriteOutcome, Error> {
+        let Some(kind) = ResourceKind::from_manifest(manifest) else { return Ok(WriteOutcome::NotWritten) };
+        let object = serde_json::to_value(manifest).and_then(serde_json::from_value);
+        let object: DynamicObject = object.map_err(Error::SerdeError)?;
+        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        let api = self.api(kind, namespace);
+        match api.create(&params, &object).await {
+            Ok(object) => Ok(WriteOutcome::Present(kind, Box::new(object))),
+            Err(Error::Api(status)) if status.reason == "AlreadyExists" => {
+                let owners = |object: &DynamicObject| object.metadata.owner_references.clone();
+                match api.get_opt(manifest.name()).await? {
+                    Some(live) if owners(&live) == owners(&object) => {
+                        Ok(WriteOutcome::Present(kind, Box::new(live)))
+                    }
+                    // Even if it has just gone: if it was somebody else's, no news of it would lead to another try.
+                    _ => Err(Error::Api(status)),
+                }
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn delete(
+        &self,
+        namespace: &str,
+        kind: ResourceKind,
+        name: &str,
+        uid: &str,
+    ) -> Result<WriteOutcome, Error> {
+        let same = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
+        let params = DeleteParams { preconditions: Some(same), ..DeleteParams::background() };
+        let gone = || WriteOutcome::Gone(kind, name.to_owned(), uid.to_owned());
+        match self.api(kind, namespace).delete(name, &params).await {
+            Ok(answer) => Ok(answer.left().map_or_else(gone, |object| {
+                // With a grace period it lives on for a while, and is so marked; without one it was its last state.
+                let is_going = object.metadata.deletion_timestamp.is_some();
+                if is_going { WriteOutcome::Present(kind, Box::new(object)) } else { gone() }
+            })),
+            Err(Error::Api(status)) if status.code == 404 => Ok(gone()),
+            // Another one has the name by now, or it was changed at this moment: a watch tells.
+            Err(Error::Api(status)) if status.code == 409 => Ok(WriteOutcome::NotWritten),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn api(&self, kind: ResourceKind, namespace: &str) -> Api<DynamicObject> {
+        Api::namespaced_with(self.client.clone(), namespace, &kind.resource())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Method, Request, Response, StatusCode};
+    use serde_json::json;
+
+    use super::*;
+
+    /// Somebody else's pod has the name when it is to be created, and is gone when it is looked at.
+    #[tokio::test]
+    async fn a_name_that_was_taken_a_moment_ago_is_tried_again() {
+        let server = async |request: Request<kube::client::Body>| {
+            let (code, reason) = match *request.method() {
+                Method::POST => (StatusCode::CONFLICT, "AlreadyExists"),
+                _ => (StatusCode::NOT_FOUND, "NotFound"),
+            };
+            let status = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure",
+                "reason": reason, "message": "taken", "code": code.as_u16() });
+            Response::builder().status(code).body(kube::client::Body::from(status.to_string().into_bytes()))
+        };
+        let writer = ResourceWriter::new(Client::new(tower::service_fn(server), "n"));
+        let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "p" } });
+        let pod = Manifest(serde_json::from_value(pod).unwrap());
+        let refused = writer.write("n", &WriteAction::Create(pod)).await.unwrap_err();
+        assert!(matches!(&refused, Error::Api(status) if status.reason == "AlreadyExists"), "{refused}");
+    }
+}

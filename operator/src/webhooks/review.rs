@@ -1,0 +1,85 @@
+//! Questions of the API server, and their answers: `ConversionReview` of `apiextensions.k8s.io/v1`, `AdmissionReview` of
+//! `admission.k8s.io/v1`.
+
+use std::fmt::Display;
+
+use kube::core::Status;
+use kube::core::conversion::{ConversionRequest, ConversionResponse, ConversionReview};
+use kube::core::gvk::GroupVersionKind;
+use rbg_api::conversion::{ApiVersion, ConversionError, convert};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// A body that asks nothing.
+#[derive(Debug, thiserror::Error)]
+#[error("the body is no {0}: {1}")]
+pub(super) struct ReviewParseError(&'static str, String);
+
+impl ReviewParseError {
+    fn of(what: &'static str) -> impl Fn(serde_json::Error) -> Self {
+        move |error| Self(what, error.to_string())
+    }
+}
+
+/// All objects of the review in the version that it asks for, or none; and which of the two, in one word.
+pub(super) fn convert_review(body: &[u8]) -> Result<(&'static str, ConversionReview), ReviewParseError> {
+    let review: ConversionReview =
+        serde_json::from_slice(body).map_err(ReviewParseError::of("ConversionReview"))?;
+    let request = ConversionRequest::from_review(review);
+    let mut request = request.map_err(|error| ReviewParseError("ConversionReview", error.to_string()))?;
+    let objects = std::mem::take(&mut request.objects);
+    let all = ApiVersion::parse(&request.desired_api_version)
+        .ok_or_else(|| ConversionError::Version(request.desired_api_version.clone()))
+        .and_then(|version| objects.iter().map(|object| convert(object, version)).collect());
+    let response = ConversionResponse::for_request(request);
+    let (answer, response) = match all {
+        Ok(objects) => ("converted", response.success(objects)),
+        Err(error) => {
+            tracing::warn!(%error, "an object cannot be converted");
+            ("refused", response.failure(Status::failure(&error.to_string(), "BadRequest")))
+        }
+    };
+    Ok((answer, response.into_review()))
+}
+
+/// What is to be judged.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct AdmissionReviewRequest {
+    uid: String,
+    /// Kind of both objects.
+    pub(super) kind: GroupVersionKind,
+    /// Where they are.
+    #[serde(default)]
+    pub(super) namespace: String,
+    /// As it shall be.
+    #[serde(default)]
+    pub(super) object: Value,
+    /// As it was; null if it is new.
+    #[serde(default)]
+    pub(super) old_object: Value,
+}
+
+impl AdmissionReviewRequest {
+    /// The question of an `AdmissionReview`.
+    pub(super) fn parse(body: &[u8]) -> Result<Self, ReviewParseError> {
+        #[derive(Deserialize)]
+        struct AdmissionReview {
+            request: AdmissionReviewRequest,
+        }
+        let review: AdmissionReview =
+            serde_json::from_slice(body).map_err(ReviewParseError::of("AdmissionReview"))?;
+        Ok(review.request)
+    }
+
+    /// The answer: yes, or no for these reasons.
+    pub(super) fn to_response<T: Display>(&self, objections: &[T]) -> Value {
+        let mut response = json!({ "uid": self.uid, "allowed": objections.is_empty() });
+        if !objections.is_empty() {
+            let texts: Vec<String> = objections.iter().map(T::to_string).collect();
+            response["status"] =
+                json!({ "status": "Failure", "reason": "Invalid", "code": 422, "message": texts.join("; ") });
+        }
+        json!({ "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response })
+    }
+}

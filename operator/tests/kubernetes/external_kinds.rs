@@ -1,0 +1,155 @@
+//! Kinds that others define, and what the scheduler makes of a group's pods.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Client;
+use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
+use moongate_operator::ResourceKind;
+use rbg_api::v1alpha2::RoleBasedGroup;
+use serde_json::{Value, json};
+
+use super::test_operator::TestOperator;
+use super::{eventually, group, nodes, pods, role, settled};
+
+/// Has the API server serve a kind, whatever its objects say.
+pub(crate) async fn define(client: &Client, kind: ResourceKind) {
+    let resource = kind.resource();
+    let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
+    let crd = json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": { "name": format!("{}.{}", resource.plural, resource.group) },
+        "spec": {
+            "group": resource.group, "scope": "Namespaced",
+            "names": { "kind": resource.kind, "plural": resource.plural },
+            "versions": [{ "name": resource.version, "served": true, "storage": true,
+                "schema": { "openAPIV3Schema": schema }, "subresources": { "status": {} } }],
+        },
+    });
+    let crd: CustomResourceDefinition = serde_json::from_value(crd).unwrap();
+    Api::all(client.clone()).create(&PostParams::default(), &crd).await.unwrap();
+}
+
+fn others(stage: &TestOperator, kind: ResourceKind) -> Api<DynamicObject> {
+    Api::default_namespaced_with(stage.client.clone(), &kind.resource())
+}
+
+async fn live(api: &Api<DynamicObject>, name: &str) -> Value {
+    let what = format!("{name} is there");
+    let live = eventually(&what, async || api.get_opt(name).await.ok().flatten()).await;
+    serde_json::to_value(live).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gang_has_a_pod_group_as_soon_as_the_cluster_knows_such() {
+    let stage = TestOperator::begin("gang").await;
+    let groups: Api<RoleBasedGroup> = stage.api();
+    let mut gang = group(json!([role("a", 2, "engine:1"), role("b", 1, "engine:1")]));
+    let annotation = (rbg_api::keys::GANG_SCHEDULING.to_owned(), "true".to_owned());
+    gang.metadata.annotations = Some([annotation].into());
+    groups.create(&PostParams::default(), &gang).await.unwrap();
+    eventually("the group says what is missing", async || {
+        let status = groups.get("g").await.unwrap().status.unwrap_or_default();
+        let is_it = |text: &str| text.contains("PodGroup (scheduling.x-k8s.io/v1alpha1)");
+        status.conditions.iter().any(|one| one.kind == "Ready" && is_it(&one.message)).then_some(())
+    })
+    .await;
+    assert!(pods(&stage.client).await.is_empty());
+
+    define(&stage.client, ResourceKind::PodGroup).await;
+    settled(&groups).await;
+    let pod_groups = others(&stage, ResourceKind::PodGroup);
+    assert_eq!(live(&pod_groups, "g").await["spec"]["minMember"], 3);
+    for pod in pods(&stage.client).await {
+        assert_eq!(pod.metadata.labels.unwrap()[rbg_api::keys::POD_GROUP], "g");
+    }
+
+    let none = json!({ "metadata": { "annotations": { rbg_api::keys::GANG_SCHEDULING: null } } });
+    groups.patch("g", &PatchParams::default(), &Patch::Merge(none)).await.unwrap();
+    eventually("it is no gang any more", async || {
+        pod_groups.get_opt("g").await.unwrap().is_none().then_some(())
+    })
+    .await;
+    stage.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_runs_as_a_leader_worker_set() {
+    let stage = TestOperator::begin("lws").await;
+    define(&stage.client, ResourceKind::LeaderWorkerSet).await;
+    let groups: Api<RoleBasedGroup> = stage.api();
+    let template = role("a", 2, "engine:1")["standalonePattern"]["template"].clone();
+    let wanted = json!([{
+        "name": "a", "replicas": 2,
+        "annotations": { rbg_api::keys::ROLE_WORKLOAD_TYPE: "leaderworkerset.x-k8s.io/v1/LeaderWorkerSet" },
+        "leaderWorkerPattern": { "size": 2, "template": template },
+        "scalingAdapter": { "enable": true },
+    }]);
+    groups.create(&PostParams::default(), &group(wanted)).await.unwrap();
+    let sets = others(&stage, ResourceKind::LeaderWorkerSet);
+    let set = live(&sets, "g-a").await;
+    assert_eq!(
+        (&set["spec"]["replicas"], &set["spec"]["leaderWorkerTemplate"]["size"]),
+        (&json!(2), &json!(2))
+    );
+    let status = json!({ "status": { "replicas": 2, "readyReplicas": 2, "updatedReplicas": 2, "hpaPodSelector": "of=g-a" } });
+    sets.patch_status("g-a", &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+    settled(&groups).await;
+    let adapters: Api<rbg_api::v1alpha2::RoleBasedGroupScalingAdapter> = stage.api();
+    eventually("the adapter has the set's selector", async || {
+        let status = adapters.get("g-a").await.unwrap().status.unwrap_or_default();
+        (status.selector.as_deref() == Some("of=g-a") && status.ready_replicas == Some(2)).then_some(())
+    })
+    .await;
+    stage.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn groups_have_their_racks_to_themselves() {
+    let mut stage = TestOperator::begin("exclusive").await;
+    // It would bind pods anywhere.
+    stage.kubelet = None;
+    for (rack, host) in [("x", "0"), ("x", "1"), ("y", "0"), ("y", "1")] {
+        let labels = json!({ "rack": rack });
+        nodes::node(&stage.client, "exclusive", &format!("{rack}{host}"), labels, 10).await;
+    }
+    let groups: Api<RoleBasedGroup> = stage.api();
+    let mut roles = json!([role("a", 2, "engine:1"), role("b", 1, "engine:1")]);
+    roles.as_array_mut().unwrap().iter_mut().for_each(|role| nodes::select(role, "exclusive"));
+    for name in ["g", "h", "i"] {
+        let mut one = group(roles.clone());
+        one.metadata.name = Some(name.to_owned());
+        let annotation = (rbg_api::keys::GROUP_EXCLUSIVE_TOPOLOGY.to_owned(), "rack".to_owned());
+        one.metadata.annotations = Some([annotation].into());
+        groups.create(&PostParams::default(), &one).await.unwrap();
+    }
+    let racks = eventually("two groups have a rack each, and none is left for the third", async || {
+        let mut racks: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let mut refused = BTreeSet::new();
+        for pod in pods(&stage.client).await {
+            let group = pod.metadata.name.as_ref().unwrap()[..1].to_owned();
+            let node = pod.spec.as_ref().unwrap().node_name.clone();
+            match node {
+                Some(node) => {
+                    racks.entry(group).or_default().push(node.trim_end_matches(['0', '1']).to_owned());
+                }
+                None if is_unschedulable(&pod) => drop(refused.insert(pod.metadata.name.unwrap())),
+                None => {}
+            }
+        }
+        (racks.len() == 2 && racks.values().all(|racks| racks.len() == 3) && refused.len() == 3)
+            .then_some(racks)
+    })
+    .await;
+    let one_each: BTreeSet<BTreeSet<String>> =
+        racks.into_values().map(|racks| racks.into_iter().collect()).collect();
+    let rack = |name: &str| BTreeSet::from([format!("exclusive-{name}")]);
+    assert_eq!(one_each, BTreeSet::from([rack("x"), rack("y")]));
+    stage.end().await;
+}
+
+fn is_unschedulable(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    conditions.into_iter().flatten().any(|one| one.reason.as_deref() == Some("Unschedulable"))
+}

@@ -1,0 +1,338 @@
+//! Engines as positions in bit sets.
+//!
+//! An engine's pages are bits in one column. Clearing an engine does not touch its pages: the engine gets another
+//! column, and the bits of the old one stop counting at once. A sweep removes them later. Reconciliation works alike:
+//! pages named again get bits in the new column, and while it lasts the old column counts too.
+
+/// Where an engine keeps a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EngineCacheTier {
+    /// Device memory.
+    L1,
+    /// Host memory.
+    L2,
+}
+
+/// An engine, as numbered by the index. Numbers of removed engines are given again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EngineSlot(pub(super) u32);
+
+impl EngineSlot {
+    /// As an index into [`IndexLookup::engines`](super::Hits::engines).
+    #[must_use]
+    pub fn as_usize(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What a bit in one tier of a column means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ColumnState {
+    /// It counts. In a column that its engine has left, a sweep moves it to the engine's present one.
+    Live,
+    /// It counts until a reconciliation ends.
+    Unconfirmed,
+    /// It does not count. A sweep removes it.
+    Dead,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct EngineColumn {
+    engine: EngineSlot,
+    bits: [ColumnState; 2],
+    /// Pages by tier.
+    pages: [u64; 2],
+}
+
+/// A column that its engine has left and whose bits still count.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ColumnAlias {
+    pub(super) from: u32,
+    pub(super) to: u32,
+    /// Whether bits count, by tier.
+    pub(super) counts: [bool; 2],
+}
+
+/// All columns.
+#[derive(Debug, Default)]
+pub(super) struct ColumnTable {
+    columns: Vec<EngineColumn>,
+    /// The present column of each engine.
+    current: Vec<Option<u32>>,
+    /// Columns that their engines have left, with bits left in them.
+    retired: Vec<u32>,
+    free: Vec<u32>,
+    /// Present columns, as a bit set.
+    serving: Vec<u64>,
+    /// Columns any of whose bits count, as a bit set.
+    counting: Vec<u64>,
+    aliases: Vec<ColumnAlias>,
+    /// Changes when anything that lookups need does.
+    revision: u64,
+}
+
+pub(super) fn contains(set: &[u64], column: u32) -> bool {
+    set.get(column as usize / 64).is_some_and(|word| word >> (column % 64) & 1 == 1)
+}
+
+pub(super) fn set_bit(set: &mut [u64], column: u32, value: bool) {
+    if let Some(word) = set.get_mut(column as usize / 64) {
+        let bit = 1 << (column % 64);
+        *word = if value { *word | bit } else { *word & !bit };
+    }
+}
+
+/// The columns of a word of a bit set; `word` is its position.
+pub(super) fn members(mut bits: u64, word: usize) -> impl Iterator<Item = u32> {
+    std::iter::from_fn(move || {
+        let bit = (bits != 0).then(|| bits.trailing_zeros())?;
+        bits &= bits - 1;
+        Some(word as u32 * 64 + bit)
+    })
+}
+
+impl ColumnTable {
+    pub(super) fn engines(&self) -> usize {
+        self.current.len()
+    }
+
+    /// Words that a bit set needs, with room for columns that are left: so sets get wider when engines are added, and
+    /// hardly ever when engines are cleared.
+    pub(super) fn words(&self) -> usize {
+        let roomy = self.current.len() + self.current.len() / 4 + 8;
+        roomy.max(self.columns.len()).div_ceil(64)
+    }
+
+    pub(super) fn serving(&self) -> &[u64] {
+        &self.serving
+    }
+
+    pub(super) fn counting(&self) -> &[u64] {
+        &self.counting
+    }
+
+    /// Another number whenever columns have got another meaning.
+    pub(super) fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    pub(super) fn aliases(&self) -> &[ColumnAlias] {
+        &self.aliases
+    }
+
+    /// Columns that a sweep would set free.
+    pub(super) fn reclaimable(&self) -> usize {
+        let columns = self.retired.iter().map(|&column| &self.columns[column as usize]);
+        columns.filter(|column| !column.bits.contains(&ColumnState::Unconfirmed)).count()
+    }
+
+    /// Bits to be removed or moved.
+    pub(super) fn unswept(&self) -> u64 {
+        let columns = self.retired.iter().map(|&column| &self.columns[column as usize]);
+        let bits = columns.flat_map(|column| column.bits.iter().zip(&column.pages));
+        bits.filter(|(bits, _)| **bits != ColumnState::Unconfirmed).map(|(_, pages)| pages).sum()
+    }
+
+    /// Whether one of these bits is to be removed or moved.
+    pub(super) fn is_unswept(&self, l1: &[u64], l2: &[u64]) -> bool {
+        self.retired.iter().any(|&column| {
+            let [first, second] = self.columns[column as usize].bits;
+            (first != ColumnState::Unconfirmed && contains(l1, column))
+                || (second != ColumnState::Unconfirmed && contains(l2, column))
+        })
+    }
+
+    /// The column that holds an engine's new pages.
+    pub(super) fn current(&self, engine: EngineSlot) -> Option<u32> {
+        self.current.get(engine.as_usize()).copied().flatten()
+    }
+
+    pub(super) fn add_engine(&mut self) -> EngineSlot {
+        let vacant = self.current.iter().position(Option::is_none);
+        let engine = EngineSlot(vacant.unwrap_or(self.current.len()) as u32);
+        if vacant.is_none() {
+            self.current.push(None);
+        }
+        self.assign_column(engine);
+        self.refresh();
+        engine
+    }
+
+    pub(super) fn remove_engine(&mut self, engine: EngineSlot) {
+        for tier in [EngineCacheTier::L1, EngineCacheTier::L2] {
+            self.mark(engine, tier, ColumnState::Dead);
+        }
+        self.retire(engine);
+        self.refresh();
+    }
+
+    /// Forgets all pages of an engine's tier.
+    pub(super) fn clear(&mut self, engine: EngineSlot, tier: EngineCacheTier) {
+        self.replace_current(engine, tier, ColumnState::Dead);
+    }
+
+    /// From now on the engine names its pages again.
+    pub(super) fn begin(&mut self, engine: EngineSlot, tier: EngineCacheTier) {
+        self.replace_current(engine, tier, ColumnState::Unconfirmed);
+    }
+
+    /// Forgets the pages that were not named again.
+    pub(super) fn end(&mut self, engine: EngineSlot, tier: EngineCacheTier) {
+        for column in &mut self.columns {
+            if column.engine == engine && column.bits[tier as usize] == ColumnState::Unconfirmed {
+                column.bits[tier as usize] = ColumnState::Dead;
+            }
+        }
+        self.refresh();
+    }
+
+    fn replace_current(&mut self, engine: EngineSlot, tier: EngineCacheTier, bits: ColumnState) {
+        let Some(present) = self.current(engine) else { return };
+        self.mark(engine, tier, bits);
+        let column = &mut self.columns[present as usize];
+        if column.pages[tier as usize] == 0 {
+            // Nothing to leave behind.
+            column.bits[tier as usize] = ColumnState::Live;
+        } else {
+            self.retire(engine);
+            self.assign_column(engine);
+        }
+        self.refresh();
+    }
+
+    /// What is dead stays dead.
+    fn mark(&mut self, engine: EngineSlot, tier: EngineCacheTier, bits: ColumnState) {
+        let columns = self.columns.iter_mut().filter(|column| column.engine == engine);
+        for column in columns.filter(|column| column.bits[tier as usize] != ColumnState::Dead) {
+            column.bits[tier as usize] = bits;
+        }
+    }
+
+    fn retire(&mut self, engine: EngineSlot) {
+        if let Some(column) = self.current.get_mut(engine.as_usize()).and_then(Option::take) {
+            self.retired.push(column);
+        }
+    }
+
+    fn assign_column(&mut self, engine: EngineSlot) {
+        let fresh = EngineColumn { engine, bits: [ColumnState::Live; 2], pages: [0, 0] };
+        let column = self.free.pop().unwrap_or(self.columns.len() as u32);
+        match self.columns.get_mut(column as usize) {
+            Some(free) => *free = fresh,
+            None => self.columns.push(fresh),
+        }
+        if let Some(present) = self.current.get_mut(engine.as_usize()) {
+            *present = Some(column);
+        }
+    }
+
+    /// Frees columns without bits, and computes what lookups need.
+    fn refresh(&mut self) {
+        self.revision += 1;
+        let columns = &mut self.columns;
+        let free = &mut self.free;
+        self.retired.retain(|&column| {
+            let entry = &mut columns[column as usize];
+            let empty = entry.pages == [0, 0];
+            if empty {
+                // A free column belongs to no engine: `mark` must not find it.
+                *entry = EngineColumn {
+                    engine: EngineSlot(u32::MAX),
+                    bits: [ColumnState::Dead; 2],
+                    pages: [0, 0],
+                };
+                free.push(column);
+            }
+            !empty
+        });
+        let words = self.words();
+        for set in [&mut self.serving, &mut self.counting] {
+            set.clear();
+            set.resize(words, 0);
+        }
+        for &column in self.current.iter().flatten() {
+            set_bit(&mut self.serving, column, true);
+            set_bit(&mut self.counting, column, true);
+        }
+        self.aliases.clear();
+        for &from in &self.retired {
+            let EngineColumn { engine, bits, .. } = self.columns[from as usize];
+            let counts = bits.map(|bits| bits != ColumnState::Dead);
+            if let Some(to) =
+                self.current.get(engine.as_usize()).copied().flatten().filter(|_| counts.contains(&true))
+            {
+                set_bit(&mut self.counting, from, true);
+                self.aliases.push(ColumnAlias { from, to, counts });
+            }
+        }
+    }
+
+    /// Sets or clears an engine's bit. An engine has a page at most once.
+    pub(super) fn assign(&self, engine: EngineSlot, set: &mut [u64], stored: bool) {
+        let Some(present) = self.current(engine) else { return };
+        self.aliases
+            .iter()
+            .filter(|alias| alias.to == present)
+            .for_each(|alias| set_bit(set, alias.from, false));
+        set_bit(set, present, stored);
+    }
+
+    /// Moves and removes what a sweep would.
+    pub(super) fn drop_stale(&self, set: &mut [u64], tier: EngineCacheTier) {
+        for &from in &self.retired {
+            let EngineColumn { engine, bits, .. } = self.columns[from as usize];
+            let bits = bits[tier as usize];
+            if bits == ColumnState::Unconfirmed || !contains(set, from) {
+                continue;
+            }
+            set_bit(set, from, false);
+            if let (ColumnState::Live, Some(present)) = (bits, self.current(engine)) {
+                set_bit(set, present, true);
+            }
+        }
+    }
+
+    /// Whose column it is.
+    pub(super) fn engine_of(&self, column: u32) -> EngineSlot {
+        self.columns[column as usize].engine
+    }
+
+    /// Counts the bits by which two sets of a tier differ. Returns whether a column that was left became empty.
+    pub(super) fn count(&mut self, tier: EngineCacheTier, before: &[u64], after: &[u64]) {
+        let mut emptied = false;
+        for (word, (&before, &after)) in before.iter().zip(after).enumerate() {
+            for column in members(after & !before, word) {
+                self.columns[column as usize].pages[tier as usize] += 1;
+            }
+            for column in members(before & !after, word) {
+                let pages = &mut self.columns[column as usize].pages;
+                pages[tier as usize] = pages[tier as usize].saturating_sub(1);
+                emptied |= *pages == [0, 0];
+            }
+        }
+        if emptied && !self.retired.is_empty() {
+            self.refresh();
+        }
+    }
+
+    /// Pages of an engine's tier.
+    pub(super) fn pages(&self, engine: EngineSlot, tier: EngineCacheTier) -> u64 {
+        let Some(present) = self.current(engine) else { return 0 };
+        let aliases = self.aliases.iter().filter(|alias| alias.to == present && alias.counts[tier as usize]);
+        let columns = aliases.map(|alias| alias.from).chain([present]);
+        columns.map(|column| self.columns[column as usize].pages[tier as usize]).sum()
+    }
+
+    /// Checks the columns against the bits of all pages.
+    #[cfg(test)]
+    pub(super) fn check(&self, bits: &std::collections::BTreeMap<(bool, u32), u64>) {
+        for (at, column) in (0..).zip(&self.columns) {
+            let counted = [false, true].map(|l2| bits.get(&(l2, at)).copied().unwrap_or(0));
+            assert_eq!(column.pages, counted, "column {at}");
+            let roles =
+                [self.current.contains(&Some(at)), self.retired.contains(&at), self.free.contains(&at)];
+            assert_eq!(roles.iter().filter(|&&role| role).count(), 1, "column {at}: {roles:?}");
+        }
+        assert!(bits.keys().all(|&(_, column)| (column as usize) < self.columns.len()));
+    }
+}

@@ -1,0 +1,97 @@
+//! How far the pages of a prompt have to travel from the shared store.
+
+use crate::fleet::{LocationIds, TopologyDistance};
+use crate::prediction::StoreMedium;
+
+/// How much longer a fetch takes from the same host than usual.
+const SAME_HOST_FACTOR: f32 = 0.5;
+
+/// How much longer it takes from another zone.
+const CROSS_ZONE_FACTOR: f32 = 4.0;
+
+/// How much longer it takes from a disk than from memory.
+const NVME_FACTOR: f32 = 3.0;
+
+/// What of a store node has pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoreSite {
+    /// Where the node runs; the default if that is not known.
+    pub place: LocationIds,
+    /// What it keeps the pages on.
+    pub medium: StoreMedium,
+}
+
+/// A run of consecutive pages of a prompt on one site.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoreSiteRun {
+    /// Tokens of the prompt before the run.
+    pub first_token: u32,
+    /// Tokens covered.
+    pub tokens: u32,
+    /// Number of the site.
+    pub site: u32,
+}
+
+/// How many of the `tokens` behind `first` are on each of so many `sites`. Runs of other sites do not count.
+#[must_use]
+pub fn tokens_by_site(runs: &[StoreSiteRun], sites: usize, first: u32, tokens: u32) -> Vec<u32> {
+    let last = first.saturating_add(tokens);
+    let mut on_site = vec![0_u32; sites];
+    for run in runs {
+        let end = run.first_token.saturating_add(run.tokens).min(last);
+        if let Some(on_site) = on_site.get_mut(run.site as usize) {
+            *on_site += end.saturating_sub(run.first_token.max(first));
+        }
+    }
+    on_site
+}
+
+/// How much longer than usual it takes to fetch so many tokens from each of these sites to `place`. 1 is usual: from memory, in the
+/// same zone or from where nobody knows.
+#[must_use]
+pub fn network_distance(tokens: &[u32], sites: &[StoreSite], place: &LocationIds) -> f32 {
+    let (mut weighted, mut all) = (0.0, 0.0);
+    for (&tokens, site) in tokens.iter().zip(sites) {
+        let of_link = match site.place.distance(place) {
+            TopologyDistance::Nvlink | TopologyDistance::Node => SAME_HOST_FACTOR,
+            TopologyDistance::Rack | TopologyDistance::Zone | TopologyDistance::Unknown => 1.0,
+            TopologyDistance::CrossZone => CROSS_ZONE_FACTOR,
+        };
+        let of_medium = match site.medium {
+            StoreMedium::Dram => 1.0,
+            StoreMedium::Nvme => NVME_FACTOR,
+        };
+        weighted += tokens as f32 * of_link * of_medium;
+        all += tokens as f32;
+    }
+    if all > 0.0 { weighted / all } else { 1.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn far_and_slow_stores_take_longer() {
+        let here = LocationIds { zone: Some(1), rack: Some(1), node: Some(1), ..LocationIds::default() };
+        let far = LocationIds { zone: Some(9), ..LocationIds::default() };
+        let sites = [(here, StoreMedium::Dram), (far, StoreMedium::Dram), (here, StoreMedium::Nvme)];
+        let sites = sites.map(|(place, medium)| StoreSite { place, medium });
+        let run = |first_token, site| StoreSiteRun { first_token, tokens: 100, site };
+        let runs = [run(0, 0), run(100, 1), run(200, 2), run(300, 7)];
+        let of = |first, tokens| network_distance(&tokens_by_site(&runs, 3, first, tokens), &sites, &here);
+        assert_eq!(of(0, 100), 0.5);
+        assert_eq!(of(0, 200), 2.25);
+        assert_eq!(of(150, 100), 2.75);
+        assert_eq!(of(200, u32::MAX), 1.5, "what is on no site does not count");
+        assert_eq!(of(300, 100), 1.0, "nothing is known of it");
+        assert_eq!(
+            network_distance(
+                &[100],
+                &[StoreSite { place: LocationIds::default(), medium: StoreMedium::Dram }],
+                &here
+            ),
+            1.0
+        );
+    }
+}

@@ -1,0 +1,139 @@
+//! One request before a small fleet, for the tests of policies.
+
+use super::{Policy, PolicyInput, PolicyVerdict};
+use crate::cache_params::EngineCacheParams;
+use crate::decision::{RoutingDecision, ScheduleRejection};
+use crate::fleet::{
+    InstanceIndex, InstanceLoad, InstanceRole, LocationIds, ModelIndex, PairingDomain, SchedulableFleet,
+    SchedulableInstance,
+};
+use crate::prediction::{CacheHitPrediction, TierHits};
+use crate::prefill_time_distribution::PrefillTimeDistribution;
+use crate::request::{RequestProfile, Seconds};
+
+/// Tokens of the prompt unless a test says otherwise.
+pub(super) const PROMPT: u32 = 1000;
+
+pub(super) struct PolicyFixture {
+    pub(super) cluster: SchedulableFleet,
+    pub(super) loads: Vec<InstanceLoad>,
+    pub(super) prediction: CacheHitPrediction,
+    pub(super) mix: PrefillTimeDistribution,
+    pub(super) request: RequestProfile,
+    pub(super) now: Seconds,
+    pub(super) entropy: u64,
+}
+
+impl PolicyFixture {
+    /// `prefills` idle prefills and two idle decodes behind them.
+    pub(super) fn new(prefills: usize) -> Self {
+        let roles = (0..prefills).map(|_| InstanceRole::Prefill).chain([InstanceRole::Decode; 2]);
+        let instances: Vec<SchedulableInstance> =
+            roles.enumerate().map(|(at, role)| instance(at, role)).collect();
+        let engines = instances.len();
+        Self {
+            cluster: SchedulableFleet::new(instances),
+            loads: vec![InstanceLoad { available: true, ..InstanceLoad::default() }; engines],
+            prediction: CacheHitPrediction {
+                per_instance: vec![TierHits::default(); engines],
+                page_tokens: 100,
+                ..CacheHitPrediction::default()
+            },
+            request: RequestProfile {
+                model: ModelIndex(0),
+                input_tokens: PROMPT,
+                output_tokens: 100,
+                sequences: 1,
+                priority: 0,
+                session: None,
+                tenant: None,
+                ttft_target: None,
+            },
+            now: 0.0,
+            mix: PrefillTimeDistribution::default(),
+            entropy: 0,
+        }
+    }
+
+    /// The prompt consists of these pages of 100 tokens.
+    pub(super) fn with_prompt(mut self, pages: &[u64]) -> Self {
+        self.set_prompt(pages);
+        self
+    }
+
+    pub(super) fn set_prompt(&mut self, pages: &[u64]) {
+        self.prediction.pages = pages.into();
+        self.request.input_tokens = u32::try_from(pages.len()).unwrap() * 100;
+    }
+
+    pub(super) fn set_cached(&mut self, at: usize, l1_tokens: u32, l2_tokens: u32, l3_tokens: u32) {
+        self.prediction.per_instance[at] = TierHits { l1_tokens, l2_tokens, l3_tokens };
+    }
+
+    /// A prefill has so many requests without a first token.
+    pub(super) fn set_pending_prefills(&mut self, at: usize, requests: u32) {
+        self.loads[at].in_flight = requests;
+        self.loads[at].pending_prefills = requests;
+    }
+
+    pub(super) fn input(&self) -> PolicyInput<'_> {
+        PolicyInput {
+            request: &self.request,
+            cluster: &self.cluster,
+            loads: &self.loads,
+            prediction: &self.prediction,
+            mix: &self.mix,
+            now: self.now,
+            arrived: self.now,
+            sequence: 0,
+            entropy: self.entropy,
+        }
+    }
+
+    pub(super) fn verdict(&self, policy: &mut dyn Policy) -> Result<PolicyVerdict, ScheduleRejection> {
+        policy.decide(&self.input())
+    }
+
+    pub(super) fn decision(&self, policy: &mut dyn Policy) -> RoutingDecision {
+        match self.verdict(policy) {
+            Ok(PolicyVerdict::Send(decision)) => decision,
+            other => panic!("no decision: {other:?}"),
+        }
+    }
+
+    /// The chosen entry, after telling the policy that the request was sent.
+    pub(super) fn send(&self, policy: &mut dyn Policy) -> usize {
+        let decision = self.decision(policy);
+        policy.on_sent(&self.input(), &decision);
+        decision.route.prefill_instance().as_usize()
+    }
+
+    /// How often each engine is the entry over many draws.
+    pub(super) fn entry_counts(&mut self, policy: &mut dyn Policy) -> Vec<u32> {
+        let mut chosen = vec![0; self.loads.len()];
+        for step in 0..300_u64 {
+            self.entropy = super::name_hash::splitmix64(step);
+            chosen[self.decision(policy).route.prefill_instance().as_usize()] += 1;
+        }
+        chosen
+    }
+
+    pub(super) fn remove(&mut self, gone: InstanceIndex) {
+        let left = self.cluster.instances().iter().enumerate().filter(|(at, _)| *at != gone.as_usize());
+        self.cluster = SchedulableFleet::new(left.map(|(_, instance)| instance.clone()).collect());
+        self.loads.remove(gone.as_usize());
+        self.prediction.per_instance.remove(gone.as_usize());
+    }
+}
+
+fn instance(at: usize, role: InstanceRole) -> SchedulableInstance {
+    SchedulableInstance {
+        name: format!("engine-{at}").into(),
+        role,
+        models: vec![ModelIndex(0)],
+        domain: PairingDomain(0),
+        dp_size: 1,
+        place: LocationIds::default(),
+        cache: EngineCacheParams::default(),
+    }
+}

@@ -1,0 +1,158 @@
+//! The `moongate` binary as a child process.
+
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use moongate_runtime::Supervisor;
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::process::{Child, Command};
+use tokio::sync::watch;
+
+use super::TEST_TIMEOUT;
+
+/// A running `moongate`. Killed when dropped.
+pub(crate) struct MoongateProcess {
+    child: Child,
+    /// What it has written so far: standard output, standard error.
+    output: [watch::Receiver<String>; 2],
+    /// Of the tasks that read its output.
+    readers: Supervisor,
+}
+
+/// A `moongate` that has ended.
+#[derive(Debug)]
+pub(crate) struct ProcessOutput {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl MoongateProcess {
+    /// Starts it with an environment of its own, so that the machine's settings do not decide.
+    pub(crate) fn start(args: &[&str]) -> Self {
+        Self::spawn(Command::new(env!("CARGO_BIN_EXE_moongate")).args(args).env_clear())
+    }
+
+    /// Starts any other program.
+    pub(crate) fn spawn(command: &mut Command) -> Self {
+        let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.kill_on_drop(true).spawn().unwrap();
+        let readers = Supervisor::new();
+        let stdout = collect_output(&readers, child.stdout.take().unwrap());
+        let stderr = collect_output(&readers, child.stderr.take().unwrap());
+        Self { child, output: [stdout, stderr], readers }
+    }
+
+    /// Runs it to its end.
+    pub(crate) async fn run(args: &[&str]) -> ProcessOutput {
+        Self::start(args).wait().await
+    }
+
+    /// Starts `moongate gateway` on free ports, and waits until it listens.
+    pub(crate) async fn gateway(flags: &[String]) -> (Self, GatewayAddresses) {
+        let mut args = vec!["gateway", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"];
+        args.extend(flags.iter().map(String::as_str));
+        let mut binary = Self::start(&args);
+        let line = binary.wait_for_line("gateway listens").await;
+        let field = |name: &str| {
+            let value = line.split_whitespace().find_map(|word| word.strip_prefix(name));
+            value.unwrap_or_else(|| panic!("no {name} in {line:?}")).to_owned()
+        };
+        let addresses = GatewayAddresses { public: field("address="), admin: field("admin=") };
+        (binary, addresses)
+    }
+
+    /// Waits for a complete line that contains `needle`, on either output.
+    pub(crate) async fn wait_for_line(&mut self, needle: &str) -> String {
+        let [stdout, stderr] = &mut self.output;
+        let found = tokio::time::timeout(TEST_TIMEOUT, async {
+            tokio::select! {
+                line = find_line(stdout, needle) => line,
+                line = find_line(stderr, needle) => line,
+            }
+        });
+        match found.await {
+            Ok(line) => line,
+            Err(_) => panic!("no line with {needle:?} came\n{}", self.output_text()),
+        }
+    }
+
+    /// Its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id().expect("the process still runs")
+    }
+
+    /// Standard output so far.
+    pub(crate) fn stdout(&self) -> String {
+        self.output[0].borrow().clone()
+    }
+
+    /// Both outputs so far, for messages.
+    pub(crate) fn output_text(&self) -> String {
+        format!("stdout:\n{}\nstderr:\n{}", *self.output[0].borrow(), *self.output[1].borrow())
+    }
+
+    /// Sends a signal, such as `TERM`.
+    pub(crate) async fn signal(&self, name: &str) {
+        let id = self.child.id().expect("the process still runs").to_string();
+        let sent = Command::new("kill").args([&format!("-{name}"), &id]).status().await.unwrap();
+        assert!(sent.success(), "kill -{name} {id}: {sent}");
+    }
+
+    /// Waits for its end.
+    pub(crate) async fn wait(self) -> ProcessOutput {
+        self.wait_within(TEST_TIMEOUT).await
+    }
+
+    /// Waits for its end, at most this long.
+    pub(crate) async fn wait_within(mut self, limit: Duration) -> ProcessOutput {
+        let Ok(status) = tokio::time::timeout(limit, self.child.wait()).await else {
+            panic!("it still runs after {limit:?}\n{}", self.output_text());
+        };
+        // Its last words may still be in the pipes.
+        for output in &mut self.output {
+            while output.changed().await.is_ok() {}
+        }
+        let [stdout, stderr] = &self.output;
+        ProcessOutput {
+            status: status.unwrap(),
+            stdout: stdout.borrow().clone(),
+            stderr: stderr.borrow().clone(),
+        }
+    }
+}
+
+/// Where a `moongate` listens, as `host:port`.
+#[derive(Debug, Clone)]
+pub(crate) struct GatewayAddresses {
+    pub(crate) public: String,
+    pub(crate) admin: String,
+}
+
+fn collect_output(
+    readers: &Supervisor,
+    mut pipe: impl AsyncRead + Unpin + Send + 'static,
+) -> watch::Receiver<String> {
+    let (sender, receiver) = watch::channel(String::new());
+    readers.spawn("read output", async move {
+        let mut whole = Vec::new();
+        let mut piece = [0; 4096];
+        while let Ok(read @ 1..) = pipe.read(&mut piece).await {
+            whole.extend_from_slice(&piece[..read]);
+            sender.send_replace(String::from_utf8_lossy(&whole).into_owned());
+        }
+    });
+    receiver
+}
+
+async fn find_line(output: &mut watch::Receiver<String>, needle: &str) -> String {
+    let line_in = |text: &str| {
+        let complete = &text[..text.rfind('\n').unwrap_or(0)];
+        complete.lines().find(|line| line.contains(needle)).map(str::to_owned)
+    };
+    match output.wait_for(|text| line_in(text).is_some()).await {
+        Ok(text) => line_in(&text).unwrap_or_default(),
+        // Closed without it: the other output, or the deadline, decides.
+        Err(_) => std::future::pending().await,
+    }
+}
