@@ -63,7 +63,7 @@ pub(crate) fn warn_of_unknown_variables() {
 /// Variables of all commands: one environment may be shared by several.
 fn known_variables() -> BTreeSet<String> {
     let mut known = config::environment_variables(crate::MoongateArgs::command());
-    known.extend(config::environment_variables(moongate_store::NodeArgs::command()));
+    known.extend(config::environment_variables(moongate_store_node::NodeArgs::command()));
     known.extend(moongate_master::flags::variables());
     known
 }

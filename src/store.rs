@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser as _};
 use moongate_runtime::{Supervisor, terminated};
-use moongate_store::{NodeArgs, NodeConfig, PageModeArg};
+use moongate_store_node::{NodeArgs, NodeConfig, PageModeArg};
 
 use crate::output::print_error;
 use crate::settings::start_error;
@@ -57,7 +57,7 @@ pub(crate) async fn run(
     supervisor: Supervisor,
 ) -> anyhow::Result<ExitCode> {
     let grace = flags.drain_timeout;
-    let starting = moongate_store::start(flags, config, &supervisor);
+    let starting = moongate_store_node::start(flags, config, &supervisor);
     let store = tokio::select! {
         started = starting => started.map_err(|error| {
             let is_invalid = error.is_invalid_setting();

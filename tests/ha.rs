@@ -12,7 +12,7 @@ mod linearizability;
 mod network;
 #[path = "ha/probe.rs"]
 mod probe;
-#[path = "../kvstore/tests/store/harness.rs"]
+#[path = "../kvstore/master-client/tests/store/harness.rs"]
 mod store;
 #[path = "ha/store_node.rs"]
 mod store_node;

@@ -1,7 +1,7 @@
 //! `moongate kv` as a process, with Mooncake's own master and node.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests fail by panicking")]
 
-#[path = "../kvstore/tests/store/harness.rs"]
+#[path = "../kvstore/master-client/tests/store/harness.rs"]
 mod store;
 
 use std::path::Path;

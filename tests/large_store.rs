@@ -7,7 +7,7 @@
     reason = "a measurement that reports, and fails by panicking"
 )]
 
-#[path = "../kvstore/tests/store/harness.rs"]
+#[path = "../kvstore/master-client/tests/store/harness.rs"]
 mod store;
 mod world;
 

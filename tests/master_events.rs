@@ -1,7 +1,7 @@
 //! Whether the gateway follows the events of our own master: what its nodes store is foretold, and what vanishes is not.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
-#[path = "../kvstore/tests/store/harness.rs"]
+#[path = "../kvstore/master-client/tests/store/harness.rs"]
 mod store;
 mod world;
 

@@ -22,7 +22,7 @@ use mooncake_wire::rpc::{
 use mooncake_wire::types::{
     DEFAULT_TENANT, ObjectMeta, ReplicaDescriptor, ReplicaMedium, ReplicaType, ReplicateConfig, Uuid,
 };
-use moongate_kvstore::rpc::MasterClient;
+use moongate_master_client::rpc::MasterClient;
 use moongate_runtime::Supervisor;
 use parking_lot::Mutex;
 use tempfile::TempDir;

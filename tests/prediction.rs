@@ -318,7 +318,7 @@ async fn engines_are_not_asked_in_vain() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_engines_own_files_are_used_where_they_are_here() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/gateway/prompt/tests/data/small");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/gateway/tokenize/tests/data/small");
     for fleet in [TestFleetBuilder::sglang(), TestFleetBuilder::vllm(VllmConnector::Nixl)] {
         let tune =
             move |config| SimEngineOptions { model_path: Some(folder.to_owned()), ..with_events(config) };

@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use moongate_kvclient::{KvClient, KvClientOptions, KvError, PutOptions};
 use moongate_runtime::Supervisor;
+use moongate_store_client::{KvClient, KvClientOptions, KvError, PutOptions};
 
 use ports::free_port;
 

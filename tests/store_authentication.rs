@@ -9,10 +9,10 @@ use std::time::Duration;
 use mooncake_wire::capability::{AccessGrant, AccessRights, Capability, CapabilityError, SegmentKey};
 use mooncake_wire::rpc::{CopyTaskArguments, CreateCopyTask};
 use mooncake_wire::types::{BufferDescriptor, ReplicaMedium, Uuid};
-use moongate_kvclient::{KvClient, KvClientOptions, PutOptions};
-use moongate_kvstore::admin::{self, AdminClient};
-use moongate_kvstore::rpc::StoreCredentials;
+use moongate_master_client::admin::{self, AdminClient};
+use moongate_master_client::rpc::StoreCredentials;
 use moongate_runtime::{PeerTls, PeerTlsFiles, Supervisor};
+use moongate_store_client::{KvClient, KvClientOptions, PutOptions};
 use moongate_transfer::{
     DescriptorDirectory, MetadataSource, TransferConnection, TransferError, TransferLimits, TransferProtocol,
 };

@@ -2,7 +2,7 @@
 //! behind a front that says it does, and what would be published is published here.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests fail by panicking")]
 
-#[path = "../kvstore/tests/store/harness.rs"]
+#[path = "../kvstore/master-client/tests/store/harness.rs"]
 mod store;
 mod world;
 

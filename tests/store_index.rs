@@ -1,7 +1,7 @@
 //! Whether the gateway knows what a real Mooncake store has: real masters and real store nodes, whatever happens to them.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests fail by panicking")]
 
-#[path = "../kvstore/tests/store/harness.rs"]
+#[path = "../kvstore/master-client/tests/store/harness.rs"]
 mod store;
 mod world;
 

@@ -4,7 +4,7 @@
 
 #[path = "../kvstore/master/tests/caller/mod.rs"]
 mod caller;
-#[path = "../kvstore/tests/store/harness.rs"]
+#[path = "../kvstore/master-client/tests/store/harness.rs"]
 mod world;
 
 use std::collections::BTreeMap;
@@ -15,11 +15,11 @@ use axum::extract::{DefaultBodyLimit, Query, State};
 use axum::http::StatusCode;
 use axum::routing::get;
 use clap::Parser as _;
-use moongate_kvclient::{
+use moongate_runtime::Supervisor;
+use moongate_store_client::{
     KvClient, KvClientOptions, MetadataSource, PutOptions, PutOutcome, TransferProtocol,
 };
-use moongate_runtime::Supervisor;
-use moongate_store::{NodeArgs, NodeConfig, RunningNode};
+use moongate_store_node::{NodeArgs, NodeConfig, RunningNode};
 use parking_lot::Mutex;
 
 use world::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode};
@@ -104,7 +104,7 @@ impl MatrixNode {
                     _ => None,
                 };
                 let config = NodeConfig::read(None, &[], value).unwrap();
-                Self::Moongate(Box::new(moongate_store::start(flags, config, supervisor).await.unwrap()))
+                Self::Moongate(Box::new(moongate_store_node::start(flags, config, supervisor).await.unwrap()))
             }
         }
     }

@@ -10,13 +10,13 @@ use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
 use libfuzzer_sys::fuzz_target;
 use mooncake_wire::types::{Segment, Uuid};
-use moongate_kvcore::MasterCoreOptions;
 use moongate_master::http::{AdminContext, admin_router};
 use moongate_master::journal::MemoryJournal;
 use moongate_master::metadata::{MetadataStore, metadata_router};
 use moongate_master::observer::{FactObserver, ObservingJournal};
 use moongate_master::summary::MetricsSummary;
 use moongate_master::{LeadershipStatus, MasterServer, MasterServerOptions};
+use moongate_master_core::MasterCoreOptions;
 use parking_lot::Mutex;
 use tower::ServiceExt as _;
 

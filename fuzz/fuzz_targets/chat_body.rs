@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use moongate_prompt::{ChatBody, PromptDialect, PromptLimits, PromptTokenizer, TemplateTime};
+use moongate_tokenize::{ChatBody, PromptDialect, PromptLimits, PromptTokenizer, TemplateTime};
 
 const PROMPT_BYTES: usize = 64 << 10;
 
@@ -21,7 +21,7 @@ struct PromptTokenizerPair {
 }
 
 fn load(engine: PromptDialect) -> PromptTokenizerPair {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gateway/prompt/tests/data/small");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gateway/tokenize/tests/data/small");
     let load = |conversation_bytes| {
         let limits = PromptLimits { template_steps: 100_000, prompt_bytes: PROMPT_BYTES, conversation_bytes };
         PromptTokenizer::load(&folder, engine, limits).expect("the model is good")

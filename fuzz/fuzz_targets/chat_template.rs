@@ -6,7 +6,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use moongate_prompt::{PromptLimits, render_template};
+use moongate_tokenize::{PromptLimits, render_template};
 
 /// So few steps that repeated doubling of a text stays small: the template engine bounds steps, and not the values that they make.
 const LIMITS: PromptLimits = PromptLimits { template_steps: 100, prompt_bytes: 4096, conversation_bytes: 0 };

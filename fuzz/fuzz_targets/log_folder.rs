@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use memory_disk::{FileContents, MemoryDisk};
-use moongate_kvcore::MasterCoreOptions;
 use moongate_master::durable::DurableJournal;
+use moongate_master_core::MasterCoreOptions;
 use moongate_oplog::{LogDirectory, OplogOptions};
 
 const FOLDER: &str = "/data";

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use bytes::BytesMut;
 use libfuzzer_sys::fuzz_target;
 use mooncake_wire::frame::{self, FrameParseResult, RequestHeader, ResponseHeader};
-use moongate_kvcore::MasterCoreOptions;
 use moongate_master::call::{CallerSession, RemainingInput};
 use moongate_master::journal::MemoryJournal;
 use moongate_master::{MasterServer, MasterServerOptions};
+use moongate_master_core::MasterCoreOptions;
 
 fn requests(mut bytes: BytesMut) -> usize {
     (0..)

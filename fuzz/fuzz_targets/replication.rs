@@ -5,9 +5,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use moongate_kvcore::MasterCoreOptions;
 use moongate_master::ha::follower::ReplicationFollower;
 use moongate_master::ha::{StandbyReplica, frame};
+use moongate_master_core::MasterCoreOptions;
 
 const TERM: i64 = 7;
 

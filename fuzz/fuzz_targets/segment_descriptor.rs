@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use moongate_kvstore::nodes::transfer_address;
+use moongate_master_client::nodes::transfer_address;
 use moongate_transfer::SegmentDescriptor;
 use moongate_transfer::descriptor::RpcMeta;
 

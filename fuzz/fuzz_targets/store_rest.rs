@@ -15,7 +15,7 @@ use libfuzzer_sys::fuzz_target;
 use moongate_master::RunningMaster;
 use moongate_master::flags::{MasterInvocation, read};
 use moongate_runtime::{Supervisor, task_panics};
-use moongate_store::{NodeArgs, NodeConfig, RunningNode};
+use moongate_store_node::{NodeArgs, NodeConfig, RunningNode};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
@@ -40,7 +40,7 @@ async fn start(supervisor: &Supervisor) -> (RunningMaster, RunningNode) {
     };
     let flags = NodeArgs::parse_from(["moongate store", "--port=0"]);
     let config = NodeConfig::read(None, &[], variable).expect("all is set that must be");
-    (master, moongate_store::start(flags, config, supervisor).await.expect("ports are free"))
+    (master, moongate_store_node::start(flags, config, supervisor).await.expect("ports are free"))
 }
 
 static NODE: LazyLock<StoreRestNode> = LazyLock::new(|| {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use moongate_discovery::{DiscoveryError, TopologyReader};
-use moongate_kvstore::admin::{AdminClient, AdminClientOptions as AdminOptions, AdminError};
+use moongate_master_client::admin::{AdminClient, AdminClientOptions as AdminOptions, AdminError};
 use moongate_runtime::{
     BindError, ConnectionRejection, DescriptorShares, ListenerHandle, ListenerSocket, Supervisor,
     TlsConfigError, open_file_limit,

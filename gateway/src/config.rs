@@ -114,7 +114,7 @@ pub struct GatewayOptions {
     /// Folder with a model's tokenizer.json and tokenizer_config.json, by the model's name in requests. Without one: the folder that the
     /// engine names, if it is on this machine too; else engines are asked for the tokens. Repeatable.
     #[arg(long, value_name = "NAME=DIR", env = "MOONGATE_MODEL", value_delimiter = ' ')]
-    pub model: Vec<moongate_prompt::ModelFolder>,
+    pub model: Vec<moongate_tokenize::ModelFolder>,
 
     /// Longest time that a request waits for an engine to tell its tokens, if the model has no tokenizer here; 0s: engines are not
     /// asked. Default 100 ms: some 20 ms are needed for 10 thousand tokens; to compute that many again takes a second.

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
-use moongate_kvclient::{KvClient, KvClientOptions, MetadataSource, StoreCredentials};
 use moongate_runtime::{PeerTlsArgs, Supervisor};
+use moongate_store_client::{KvClient, KvClientOptions, MetadataSource, StoreCredentials};
 use url::Url;
 
 use crate::engine::{

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use clap::Parser;
 use moongate_gateway::{GatewayOptions, RunningGateway};
-use moongate_kvclient::{KvClient, KvClientOptions};
 use moongate_loadtest::engine::{
     EngineFaultPlan, SharedL3Store, SimEngine, SimEngineOptions, SimProtocol, SimRole, SimStats,
     VllmConnector,
 };
 use moongate_master::flags::{self, MasterInvocation};
 use moongate_runtime::Supervisor;
-use moongate_store::{NodeArgs, NodeConfig};
+use moongate_store_client::{KvClient, KvClientOptions};
+use moongate_store_node::{NodeArgs, NodeConfig};
 use moongate_telemetry::Tracer;
 
 use crate::plan::{PAIRS, SeedPlan, SimulatedHost};
@@ -168,6 +168,6 @@ pub(crate) async fn node(host: SimulatedHost, memory: Option<&Path>) -> HostResu
         _ => None,
     })?;
     let supervisor = Supervisor::new();
-    let _running = moongate_store::start(flags, config, &supervisor).await?;
+    let _running = moongate_store_node::start(flags, config, &supervisor).await?;
     std::future::pending().await
 }

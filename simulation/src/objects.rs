@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use moongate_kvclient::{KvClient, KvError, PutOptions};
 use moongate_runtime::Supervisor;
 use moongate_runtime::net::simulated::record;
+use moongate_store_client::{KvClient, KvError, PutOptions};
 use tokio::time::Instant;
 
 use crate::hosts::{HostResult, MASTER, client_options};

@@ -10,8 +10,8 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressDrawTarget};
-use moongate_kvclient::{KvClient, KvClientOptions, KvError, PutOptions, PutOutcome};
 use moongate_runtime::Supervisor;
+use moongate_store_client::{KvClient, KvClientOptions, KvError, PutOptions, PutOutcome};
 use serde_json::json;
 
 use super::KvStoreArgs;

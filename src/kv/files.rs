@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use moongate_kvclient::{KvClient, PutOptions, PutOutcome, SoftPinChange};
+use moongate_store_client::{KvClient, PutOptions, PutOutcome, SoftPinChange};
 
 use super::KvStoreArgs;
 

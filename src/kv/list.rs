@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use moongate_kvclient::{KvClient, KvError, ObjectStat};
-use moongate_kvstore::admin::{self, AdminClient};
-use moongate_kvstore::rpc::MasterLocator;
+use moongate_master_client::admin::{self, AdminClient};
+use moongate_master_client::rpc::MasterLocator;
+use moongate_store_client::{KvClient, KvError, ObjectStat};
 use serde_json::json;
 
 use super::KvStoreArgs;
@@ -116,7 +116,7 @@ pub(super) async fn stat(
 }
 
 fn json_of(key: &str, stat: &ObjectStat) -> String {
-    let replica = |it: &moongate_kvclient::ObjectReplica| json!({ "id": it.id, "medium": it.medium, "place": it.location, "address": it.address, "complete": it.complete });
+    let replica = |it: &moongate_store_client::ObjectReplica| json!({ "id": it.id, "medium": it.medium, "place": it.location, "address": it.address, "complete": it.complete });
     json!({
         "key": key,
         "found": true,

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
-use moongate_kvclient::{KvClient, KvClientOptions, Locality, MetadataSource};
-use moongate_kvstore::rpc::{MasterAddress, StoreCredentials};
+use moongate_master_client::rpc::{MasterAddress, StoreCredentials};
 use moongate_runtime::{PeerTls, PeerTlsArgs, Supervisor, terminated};
+use moongate_store_client::{KvClient, KvClientOptions, Locality, MetadataSource};
 use moongate_telemetry::LoggingArgs;
 
 use crate::settings::invalid_settings;

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Parser as _;
-use moongate_kvclient::{KvClient, KvClientOptions};
 use moongate_master::RunningMaster;
 use moongate_master::flags::{self, MasterInvocation, MasterOptions};
 use moongate_runtime::Supervisor;
-use moongate_store::{NodeArgs, NodeConfig, RunningNode};
+use moongate_store_client::{KvClient, KvClientOptions};
+use moongate_store_node::{NodeArgs, NodeConfig, RunningNode};
 
 /// Nodes.
 pub(super) const NODES: usize = 2;
@@ -35,7 +35,7 @@ impl LocalStoreCluster {
         let mut nodes = Vec::new();
         for _ in 0..NODES {
             let (flags, config) = node_settings(&rpc)?;
-            nodes.push(moongate_store::start(flags, config, &supervisor).await?);
+            nodes.push(moongate_store_node::start(flags, config, &supervisor).await?);
         }
         Ok(Self { master, nodes, supervisor })
     }

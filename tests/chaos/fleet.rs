@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use moongate_kvclient::{KvClient, KvClientOptions};
 use moongate_runtime::Supervisor;
+use moongate_store_client::{KvClient, KvClientOptions};
 
 use super::ports::free_port;
 use super::process::{ChaosProcess, ProcessUsage};

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use moongate_kvclient::{KvClient, KvError, PutOptions};
+use moongate_store_client::{KvClient, KvError, PutOptions};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 

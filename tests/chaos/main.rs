@@ -123,7 +123,7 @@ async fn assert_works_again(
     fleet: &ChaosFleet,
     outcomes: &ChaosOutcomes,
     http: &reqwest::Client,
-    store: &moongate_kvclient::KvClient,
+    store: &moongate_store_client::KvClient,
 ) {
     fleet.wait_until_healthy().await;
     let mut in_a_row = 0;

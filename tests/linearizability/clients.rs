@@ -8,7 +8,7 @@ use mooncake_wire::rpc::{
     UpsertStart,
 };
 use mooncake_wire::types::{DEFAULT_TENANT, ObjectMeta, ReplicaType, ReplicateConfig, Uuid};
-use moongate_kvstore::rpc::MasterClient;
+use moongate_master_client::rpc::MasterClient;
 use moongate_runtime::Supervisor;
 
 use super::checker::KeyOperation;

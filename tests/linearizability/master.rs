@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use mooncake_wire::rpc::{ReMountSegment, RemountArguments};
 use mooncake_wire::types::{Segment, Uuid};
-use moongate_kvstore::BackoffPolicy;
-use moongate_kvstore::rpc::{MasterClient, MasterClientOptions};
+use moongate_master_client::BackoffPolicy;
+use moongate_master_client::rpc::{MasterClient, MasterClientOptions};
 use moongate_runtime::Supervisor;
 
 /// Long, because it only ends a test that hangs.

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use moongate_kvclient::{KvClient, KvClientOptions, PutOptions};
 use moongate_runtime::Supervisor;
+use moongate_store_client::{KvClient, KvClientOptions, PutOptions};
 use tempfile::TempDir;
 use tokio::process::Command;
 

@@ -8,10 +8,10 @@ mod node;
 use std::time::Duration;
 
 use mooncake_wire::ErrorCode;
-use moongate_kvclient::{KvClient, KvClientOptions, KvError, PutOptions, PutOutcome, TransferLimits};
-use moongate_kvcore::MasterCoreOptions;
 use moongate_master::MasterServerOptions;
+use moongate_master_core::MasterCoreOptions;
 use moongate_runtime::Supervisor;
+use moongate_store_client::{KvClient, KvClientOptions, KvError, PutOptions, PutOutcome, TransferLimits};
 
 use node::{FaultyNode, FaultyNodeMode};
 

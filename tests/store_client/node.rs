@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mooncake_wire::rpc::{ClientArguments, MountArguments, MountSegment, Ping};
 use mooncake_wire::types::{Segment, Uuid};
-use moongate_kvstore::rpc::{self, MasterClient};
+use moongate_master_client::rpc::{self, MasterClient};
 use moongate_runtime::Supervisor;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

@@ -3,8 +3,8 @@
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-use moongate_kvclient::{KvClient, KvError, PutOptions};
 use moongate_runtime::Supervisor;
+use moongate_store_client::{KvClient, KvError, PutOptions};
 
 use crate::masters::{MasterImplementation, StoreMasterFixture};
 use crate::node::{InProcessNode, wait_until};

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use mooncake_wire::admin::{CreateDrainJobRequest, DrainJobChangeResponse, DrainJobResponse, JobStatus};
 use mooncake_wire::types::ReplicaMedium;
-use moongate_kvclient::{KvClient, PutOptions};
 use moongate_runtime::Supervisor;
+use moongate_store_client::{KvClient, PutOptions};
 
 use crate::masters::{MasterImplementation, StoreMasterFixture};
 use crate::node::{InProcessNode, wait_until};

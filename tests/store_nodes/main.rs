@@ -11,5 +11,5 @@ mod older_releases;
 mod persistence;
 mod rest;
 mod tasks;
-#[path = "../../kvstore/tests/store/harness.rs"]
+#[path = "../../kvstore/master-client/tests/store/harness.rs"]
 mod world;

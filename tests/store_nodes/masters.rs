@@ -1,9 +1,9 @@
 //! Masters and metadata servers of either kind.
 
-use moongate_kvstore::admin::{self, AdminClient};
 use moongate_master::{MetadataLocation, MetadataServiceOptions};
+use moongate_master_client::admin::{self, AdminClient};
 
-use moongate_kvcore::{DiskTierOptions, DynamicReplicationMode, MasterCoreOptions};
+use moongate_master_core::{DiskTierOptions, DynamicReplicationMode, MasterCoreOptions};
 
 use crate::caller::{TestHttpMaster, start_http_master, start_http_master_with};
 use crate::world::{HANDSHAKE, NEWEST, RealMaster};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Parser as _;
 use moongate_runtime::Supervisor;
-use moongate_store::{NodeArgs, NodeConfig, RunningNode};
+use moongate_store_node::{NodeArgs, NodeConfig, RunningNode};
 
 use crate::masters::StoreMasterFixture;
 use crate::world::LIMIT;
@@ -45,7 +45,7 @@ impl InProcessNode {
             |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
         let config = NodeConfig::read(None, &flags.define, variable).unwrap();
         let supervisor = Supervisor::new();
-        let running = moongate_store::start(flags, config, &supervisor).await.unwrap();
+        let running = moongate_store_node::start(flags, config, &supervisor).await.unwrap();
         Self { running, supervisor }
     }
 

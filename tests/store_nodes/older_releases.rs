@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use moongate_kvclient::{KvClient, KvClientOptions, MetadataSource, PutOptions, PutOutcome};
 use moongate_runtime::Supervisor;
+use moongate_store_client::{KvClient, KvClientOptions, MetadataSource, PutOptions, PutOutcome};
 
 use crate::masters::{MasterImplementation, MetadataMode, StoreMasterFixture};
 use crate::node::{InProcessNode, wait_until};

@@ -1,9 +1,9 @@
 //! Memory that outlives the node's process.
 
 use mooncake_wire::types::ReplicateConfig;
-use moongate_kvclient::PutOptions;
-use moongate_kvstore::rpc::PutMode;
+use moongate_master_client::rpc::PutMode;
 use moongate_runtime::Supervisor;
+use moongate_store_client::PutOptions;
 
 use crate::masters::{MasterImplementation, MetadataMode, StoreMasterFixture};
 use crate::node::{InProcessNode, wait_until};

@@ -2,9 +2,9 @@
 
 use mooncake_wire::rpc::{CopyTaskArguments, CreateCopyTask, CreateMoveTask, MoveTaskArguments};
 use mooncake_wire::types::{DEFAULT_TENANT, ReplicaMedium};
-use moongate_kvclient::KvClient;
-use moongate_kvclient::PutOptions;
 use moongate_runtime::Supervisor;
+use moongate_store_client::KvClient;
+use moongate_store_client::PutOptions;
 
 use crate::masters::{MasterImplementation, MetadataMode, StoreMasterFixture};
 use crate::node::{InProcessNode, wait_until};

@@ -5,7 +5,7 @@
 mod curves;
 mod load;
 mod nodes;
-#[path = "../../kvstore/tests/store/harness.rs"]
+#[path = "../../kvstore/master-client/tests/store/harness.rs"]
 mod store;
 #[path = "../world/mod.rs"]
 mod world;

@@ -3,10 +3,10 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use moongate_kvclient::{KvClient, KvClientOptions};
 use moongate_master::RunningMaster;
 use moongate_master::flags::{self, MasterInvocation};
 use moongate_runtime::Supervisor;
+use moongate_store_client::{KvClient, KvClientOptions};
 use tokio::process::Command;
 
 use crate::store::{NEWEST, RealMaster, free_port, service};

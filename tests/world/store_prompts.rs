@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use moongate_block_hash::{BlockHashChain, HashScheme, SglangNamespace};
 use moongate_loadtest::engine::SimEngineOptions;
-use moongate_pages::{BlockHashChain, HashScheme, SglangNamespace};
 use serde_json::{Value, json};
 
 use super::fleet::{TestFleet, TestFleetBuilder};

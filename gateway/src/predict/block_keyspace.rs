@@ -2,10 +2,10 @@
 
 use std::borrow::Cow;
 
+use moongate_block_hash::{HashScheme, SglangNamespace, VllmExtraKeys};
 use moongate_discovery::{
     EngineBlockHashing, EngineFacts, EngineInstance, StoreKeyScheme, VllmHashAlgorithm,
 };
-use moongate_pages::{HashScheme, SglangNamespace, VllmExtraKeys};
 use moongate_scheduler::index::BlockHashNamespace;
 use serde::Deserialize;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use moongate_discovery::{EngineFacts, EngineKind};
-use moongate_prompt::{ModelFolder, PromptCaches, PromptLimits, PromptTokenizer};
+use moongate_tokenize::{ModelFolder, PromptCaches, PromptLimits, PromptTokenizer};
 
 use super::prompt_tokens::SharedPromptBlocks;
 
@@ -86,8 +86,8 @@ impl ModelTokenizers {
             return;
         }
         let whose = match engine {
-            EngineKind::Sglang => moongate_prompt::PromptDialect::Sglang,
-            EngineKind::Vllm => moongate_prompt::PromptDialect::Vllm,
+            EngineKind::Sglang => moongate_tokenize::PromptDialect::Sglang,
+            EngineKind::Vllm => moongate_tokenize::PromptDialect::Vllm,
         };
         match PromptTokenizer::load_with(folder, whose, PromptLimits::default(), &self.caches) {
             Ok(loaded) => {
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_folder_that_an_engine_names_is_loaded_if_it_is_here() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/prompt/tests/data/small");
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tokenize/tests/data/small");
         let models = ModelTokenizers::new(Vec::new(), 1 << 20);
         let claim = models.claim("m", &facts(Some(folder))).unwrap();
         models.load(&claim);

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use moongate_block_hash::HashedBlock;
 use moongate_discovery::EngineKind;
-use moongate_pages::HashedBlock;
 use moongate_scheduler::index::{EngineSlot, IndexLookup};
 use moongate_scheduler::{CacheHitPrediction, ModelIndex, TierHits};
 

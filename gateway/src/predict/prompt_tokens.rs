@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use moongate_pages::{BlockHashChain, HashScheme, HashedBlock};
-use moongate_prompt::{PromptError, TemplateTime, TextBody, TextPrompt, TokenizedPrompt};
+use moongate_block_hash::{BlockHashChain, HashScheme, HashedBlock};
+use moongate_tokenize::{PromptError, TemplateTime, TextBody, TextPrompt, TokenizedPrompt};
 
 use super::block_keyspace::BlockKeyspace;
 use super::models::BlockTokenizer;

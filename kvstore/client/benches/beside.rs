@@ -1,4 +1,4 @@
-//! This client beside Mooncake's own, on the same master and node, in turns: `cargo bench -p moongate-kvclient`.
+//! This client beside Mooncake's own, on the same master and node, in turns: `cargo bench -p moongate-store-client`.
 //!
 //! Medians over the rounds; each round has new objects and both clients put and get it once. Wants a quiet machine.
 //! In the environment, `ROUNDS` is how many, `SIZES` which sizes (bytes, with commas between).
@@ -9,14 +9,14 @@
     reason = "a program for developers"
 )]
 
-#[path = "../../tests/store/harness.rs"]
+#[path = "../../master-client/tests/store/harness.rs"]
 mod world;
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use moongate_kvclient::{KvClient, KvClientOptions, PutOptions};
 use moongate_runtime::Supervisor;
+use moongate_store_client::{KvClient, KvClientOptions, PutOptions};
 use serde::Deserialize;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout};

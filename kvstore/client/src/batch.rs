@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures_util::stream::{self, StreamExt as _};
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{ObjectMeta, ReplicaDescriptor as WireReplica};
-use moongate_kvstore::rpc::{PutMode, RpcError};
+use moongate_master_client::rpc::{PutMode, RpcError};
 
 use crate::client::KvClient;
 use crate::error::KvError;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mooncake_wire::types::Uuid;
-use moongate_kvstore::rpc::{MasterClient, ObjectClient};
+use moongate_master_client::rpc::{MasterClient, ObjectClient};
 use moongate_runtime::Supervisor;
 use moongate_transfer::DirectoryError;
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use moongate_kvstore::rpc::{self, DiskNodeClient, StoreCredentials};
+use moongate_master_client::rpc::{self, DiskNodeClient, StoreCredentials};
 use moongate_runtime::Supervisor;
 use parking_lot::Mutex;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_wire::ErrorCode;
-use moongate_kvstore::rpc::RpcError;
+use moongate_master_client::rpc::RpcError;
 use moongate_transfer::TransferError;
 
 /// Pause before another attempt when the master has granted no access: nodes send their keys with each heartbeat, once a second.

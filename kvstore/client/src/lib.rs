@@ -38,7 +38,7 @@ pub use client::KvClient;
 pub use error::{KvError, NodeError};
 pub use locality::{Locality, LocalityError};
 pub use locate::{ObjectReplica, ObjectStat};
-pub use moongate_kvstore::rpc::StoreCredentials;
+pub use moongate_master_client::rpc::StoreCredentials;
 pub use moongate_transfer::{
     DirectoryError, MetadataSource, TransferError, TransferLimits, TransferProtocol,
 };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mooncake_wire::types::{DataType, ReplicateConfig, SoftPin as WireSoftPin, SoftPinAction};
-use moongate_kvstore::rpc::{self, StoreCredentials};
+use moongate_master_client::rpc::{self, StoreCredentials};
 use moongate_transfer::{MetadataSource, TransferLimits, TransferProtocol};
 
 use crate::locality::Locality;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{ReplicaDescriptor, ReplicaMedium};
-use moongate_kvstore::rpc::{PutMode, RpcError};
+use moongate_master_client::rpc::{PutMode, RpcError};
 use moongate_transfer::TransferError;
 
 use crate::checksum::checksum;

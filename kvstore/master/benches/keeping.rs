@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
-use moongate_kvcore::{MasterCore, MasterCoreOptions};
 use moongate_master::AuxState;
 use moongate_master::durable::{DurableJournal, PersistenceSchedule, StatePersister};
 use moongate_master::journal::FactRecorder;
+use moongate_master_core::{MasterCore, MasterCoreOptions};
 use moongate_oplog::OplogOptions;
 
 /// The allocator of the real server.

@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use moongate_kvcore::{ReplicaLocation, StateChange, StateChangeSink};
+use moongate_master_core::{ReplicaLocation, StateChange, StateChangeSink};
 use parking_lot::Mutex;
 
 use crate::durable::RecoveryOutcome;
@@ -213,7 +213,7 @@ impl FactRecorder {
 impl StateChangeSink for FactRecorder {
     fn record(&mut self, fact: StateChange<'_>) {
         self.encoded.clear();
-        moongate_kvcore::encode(&fact, &mut self.encoded);
+        moongate_master_core::encode(&fact, &mut self.encoded);
         self.last_uncommitted = Some(self.journal.append_fact(&fact, &self.encoded));
         if let Some(feed) = &self.feed {
             feed.observe(&fact);

@@ -1,6 +1,6 @@
 //! A Mooncake-compatible master: what clients of every release of Mooncake talk to.
 //!
-//! The state machine is [`moongate_kvcore`]; here are its clock, its callers and its journal.
+//! The state machine is [`moongate_master_core`]; here are its clock, its callers and its journal.
 //!
 //! - [`MasterServer`]: the state machine with all that belongs to it.
 //! - [`rpc`]: Mooncake's RPC port. [`call`]: from a request's bytes to the state machine and back.

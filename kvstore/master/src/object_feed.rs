@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use mooncake_wire::inventory::{HARD_PIN, HAS_CHECKSUM, ObjectChangesReply, change};
 use mooncake_wire::types::Uuid;
-use moongate_kvcore::{MasterCore, ObjectCursor, ObjectState, ReplicaLocation, StateChange};
+use moongate_master_core::{MasterCore, ObjectCursor, ObjectState, ReplicaLocation, StateChange};
 use parking_lot::Mutex;
 
 use crate::state::SLOTS_PER_LOCK;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use mooncake_wire::events::StorageMedium;
 use mooncake_wire::events::mooncake::SegmentChange;
 use mooncake_wire::types::Uuid;
-use moongate_kvcore::{MasterCore, ObjectState, RemoveCause, StateChange, StoreCause, UnmountCause};
+use moongate_master_core::{MasterCore, ObjectState, RemoveCause, StateChange, StoreCause, UnmountCause};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 

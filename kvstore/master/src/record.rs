@@ -1,6 +1,6 @@
 //! Records of a log that are no facts of the state machine. A fact begins with its version; these begin with a byte that is none.
 
-use moongate_kvcore::{StateChange, decode};
+use moongate_master_core::{StateChange, decode};
 
 use crate::epochs::EpochHistory;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use mooncake_wire::Dialect;
 use mooncake_wire::types::{StorageConfig, Uuid};
-use moongate_kvcore::MasterCore;
+use moongate_master_core::MasterCore;
 use moongate_runtime::PeerTls;
 
 use crate::capabilities::CapabilityIssuer;
@@ -137,7 +137,7 @@ pub(crate) const RECONNECT_TIME: Duration = Duration::from_millis(2500);
 #[derive(Clone, Debug)]
 pub struct MasterServerOptions {
     /// The state machine's settings.
-    pub core: moongate_kvcore::MasterCoreOptions,
+    pub core: moongate_master_core::MasterCoreOptions,
     /// Threads that serve calls.
     pub threads: usize,
     /// The release that those speak who do not tell.
@@ -159,7 +159,7 @@ pub struct MasterServerOptions {
 impl Default for MasterServerOptions {
     fn default() -> Self {
         Self {
-            core: moongate_kvcore::MasterCoreOptions::default(),
+            core: moongate_master_core::MasterCoreOptions::default(),
             threads: 1,
             default_dialect: Dialect::NEWEST,
             storage: StorageConfig { fsdir: String::new(), enable_disk_eviction: true, quota_bytes: 0 },

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use moongate_kvcore::{MasterCore, MasterCoreOptions, SnapshotCursor, StateChange, StateChangeSink};
+use moongate_master_core::{MasterCore, MasterCoreOptions, SnapshotCursor, StateChange, StateChangeSink};
 use parking_lot::Mutex;
 
 use crate::epochs::EpochHistory;

@@ -2,15 +2,15 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod caller;
-#[path = "../../tests/store/harness.rs"]
+#[path = "../../master-client/tests/store/harness.rs"]
 mod world;
 
 use std::collections::BTreeMap;
 
 use caller::{TestRpcConnection, start_http_master, start_http_master_with};
 use mooncake_wire::types::Uuid;
-use moongate_kvcore::MasterCoreOptions;
 use moongate_master::{MetadataLocation, MetadataServiceOptions};
+use moongate_master_core::MasterCoreOptions;
 use serde_json::Value;
 use world::{NEWEST, RealMaster, RealNode};
 

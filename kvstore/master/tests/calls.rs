@@ -12,10 +12,10 @@ use mooncake_wire::frame::{
     self, FrameHeader as _, FrameParseResult, RequestHeader, ResponseHeader, write_request,
 };
 use mooncake_wire::rpc::RpcMethod;
-use moongate_kvcore::MasterCoreOptions;
 use moongate_master::call::{CallerSession, RemainingInput};
 use moongate_master::journal::MemoryJournal;
 use moongate_master::{MasterServer, MasterServerOptions};
+use moongate_master_core::MasterCoreOptions;
 use proptest::prelude::*;
 
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);

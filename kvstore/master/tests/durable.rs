@@ -20,7 +20,6 @@ use mooncake_wire::rpc::{BatchRemove, BatchRemoveArguments, ClientArguments, Pin
 use mooncake_wire::types::{
     DEFAULT_TENANT, ObjectMeta, ReplicaMedium, ReplicaType, ReplicateConfig, Segment, Uuid,
 };
-use moongate_kvcore::{MasterCore, MasterCoreOptions, ObjectCursor, StateChange, StateChangeSink};
 use moongate_master::durable::{
     DurableJournal, PersistenceSchedule, RecoveryOutcome, RestoreReport, StatePersister,
 };
@@ -29,6 +28,7 @@ use moongate_master::{
     AuxServices, AuxServicesOptions, AuxState, LeadershipStatus, MasterServer, MasterServerOptions,
     MasterState, MonotonicUnixClock, rpc,
 };
+use moongate_master_core::{MasterCore, MasterCoreOptions, ObjectCursor, StateChange, StateChangeSink};
 use moongate_oplog::{LogDirectory, OplogOptions};
 use moongate_runtime::Supervisor;
 use tempfile::TempDir;

@@ -3,14 +3,14 @@
 
 mod caller;
 mod same;
-#[path = "../../tests/store/harness.rs"]
+#[path = "../../master-client/tests/store/harness.rs"]
 mod world;
 
 use std::time::Duration;
 
 use caller::start_master_with;
-use moongate_kvcore::MasterCoreOptions;
 use moongate_master::MasterServerOptions;
+use moongate_master_core::MasterCoreOptions;
 use world::{HANDSHAKE, NEWEST, RealNode, has};
 
 /// A short lease, so that what was read can soon be removed; but long enough to read three hundred objects.

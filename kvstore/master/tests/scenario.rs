@@ -2,11 +2,11 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod caller;
-#[path = "../../tests/store/harness.rs"]
+#[path = "../../master-client/tests/store/harness.rs"]
 mod world;
 
 use futures_util::future::join_all;
-use moongate_kvcore::MasterCoreOptions;
+use moongate_master_core::MasterCoreOptions;
 
 use caller::start_http_master_with;
 use world::{HANDSHAKE, NEWEST, RELEASES, RealMaster, RealNode, has, scenario};

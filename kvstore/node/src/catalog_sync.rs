@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use mooncake_wire::ErrorCode;
 use mooncake_wire::inventory::{HARD_PIN, HAS_CHECKSUM, ObjectChangesArguments, ObjectChangesReply, change};
 use mooncake_wire::types::Uuid;
-use moongate_kvstore::rpc::RpcError;
+use moongate_master_client::rpc::RpcError;
 use moongate_memory::ledger::RecordOutcome;
 use moongate_memory::{Ledger, ObjectRecord, ObjectVersion};
 use moongate_runtime::Supervisor;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use moongate_kvstore::rpc::{CLUSTER_VARIABLE, MasterAddress};
+use moongate_master_client::rpc::{CLUSTER_VARIABLE, MasterAddress};
 use moongate_transfer::MetadataSource;
 use serde_json::Value;
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 
-use moongate_kvstore::rpc::RpcError;
+use moongate_master_client::rpc::RpcError;
 use moongate_memory::segment;
 use moongate_runtime::{BindError, TlsConfigError};
 use moongate_transfer::DirectoryError;

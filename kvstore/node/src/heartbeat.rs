@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use mooncake_wire::types::ClientStatus;
-use moongate_kvstore::rpc::{self, MasterClient};
+use moongate_master_client::rpc::{self, MasterClient};
 use moongate_runtime::{DedicatedThread, Supervisor};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;

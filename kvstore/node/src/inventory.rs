@@ -1,7 +1,7 @@
 //! Offers what this node's memory holds to a master that has lost its log.
 
 use mooncake_wire::inventory::{HARD_PIN, HAS_CHECKSUM, InventoryArguments, step};
-use moongate_kvstore::rpc::RpcError;
+use moongate_master_client::rpc::RpcError;
 use moongate_memory::ObjectRecord;
 
 use crate::membership::NodeMembership;

@@ -9,7 +9,7 @@ use mooncake_wire::rpc::{
     NoArguments, Ping, ReMountSegment, RemountArguments, ServiceReady, UnmountArguments, UnmountSegment,
 };
 use mooncake_wire::types::{ClientStatus, Segment, Uuid};
-use moongate_kvstore::rpc::{MasterClient, RpcError};
+use moongate_master_client::rpc::{MasterClient, RpcError};
 
 use crate::capabilities::CapabilityChecker;
 use crate::drain_hooks::NodeDrainState;

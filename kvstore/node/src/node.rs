@@ -6,13 +6,13 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use mooncake_wire::types::Uuid;
-use moongate_kvclient::{KvClient, KvClientOptions as ClientOptions};
-use moongate_kvstore::rpc::{self, MasterClient, RpcError, StoreCredentials};
+use moongate_master_client::rpc::{self, MasterClient, RpcError, StoreCredentials};
 use moongate_memory::numa::NumaPlacement;
 use moongate_memory::{PageMode, SegmentBacking, SegmentMemory, SegmentOptions};
 use moongate_rdma::RdmaFabric;
 use moongate_runtime::net::TcpListener;
 use moongate_runtime::{DedicatedThread, PeerTls, Supervisor};
+use moongate_store_client::{KvClient, KvClientOptions as ClientOptions};
 use moongate_transfer::AllowedPeers;
 use moongate_transfer::handshake::{self, HandshakeLimits};
 use moongate_transfer::serve::{self, TransferServer};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mooncake_wire::capability::AccessRights;
-use moongate_kvstore::rpc::{GrantTable, StoreCredentials};
+use moongate_master_client::rpc::{GrantTable, StoreCredentials};
 use moongate_transfer::{
     DescriptorDirectory, TransferConnection, TransferError, TransferLimits, TransferProtocol,
 };

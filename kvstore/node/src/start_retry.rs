@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use moongate_kvstore::{Backoff, BackoffPolicy};
+use moongate_master_client::{Backoff, BackoffPolicy};
 use tokio::time::Instant;
 
 /// Pauses between attempts. The longest is short: a store is not complete while its nodes wait.

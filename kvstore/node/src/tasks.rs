@@ -15,7 +15,7 @@ use mooncake_wire::types::{
     BufferDescriptor, DEFAULT_TENANT, ReplicaDescriptor, ReplicaMedium, TaskAssignment, TaskCompletion,
     TaskStatus, TaskType, Uuid,
 };
-use moongate_kvstore::rpc::RpcError;
+use moongate_master_client::rpc::RpcError;
 use moongate_runtime::Supervisor;
 use moongate_transfer::serve::AddressRange;
 use moongate_transfer::{DescriptorDirectory, DirectoryError, TransferError};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use moongate_kvclient::KvClient;
+use moongate_store_client::KvClient;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -276,7 +276,7 @@ impl SimEngineOptions {
         if !(self.time_scale.is_finite() && self.time_scale > 0.0) {
             return invalid("time-scale must be a number above 0; 10 means ten times faster");
         }
-        if self.kv_events.is_some() && self.page_size > moongate_pages::MAX_BLOCK_TOKENS as usize {
+        if self.kv_events.is_some() && self.page_size > moongate_block_hash::MAX_BLOCK_TOKENS as usize {
             return invalid("page-size must be at most 8192 where KV events are published");
         }
         if self.stream_interval == 0 {

@@ -1,6 +1,6 @@
 //! What separates caches of equal tokens.
 
-use moongate_pages::{DEFAULT_VLLM_SEED, HashScheme, HashSchemeError, SglangNamespace, VllmExtraKeys};
+use moongate_block_hash::{DEFAULT_VLLM_SEED, HashScheme, HashSchemeError, SglangNamespace, VllmExtraKeys};
 use serde_json::{Map, Value};
 
 use super::SimProtocol;

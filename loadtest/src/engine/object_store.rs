@@ -9,8 +9,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use mooncake_wire::key::{AttentionKind, BlockKeyHash, KeyLayout, SglangKeyFormat};
-use moongate_kvclient::{KvClient, KvError, PutOptions};
-use moongate_pages::{BlockDigest, BlockHashChain};
+use moongate_block_hash::{BlockDigest, BlockHashChain};
+use moongate_store_client::{KvClient, KvError, PutOptions};
 use tokio::sync::Semaphore;
 
 use super::events::PromptPrefix;

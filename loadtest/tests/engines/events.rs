@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 use mooncake_wire::events::{BlockHash, EngineEvent, EngineEventBatch, EventFrames, StorageMedium};
+use moongate_block_hash::{BlockHashChain, DEFAULT_VLLM_SEED, HashScheme, HashedBlock, VllmExtraKeys};
 use moongate_loadtest::engine::{
     EngineFault, KvEventOptions, SimEngine, SimEngineOptions, SimProtocol, SimRole, tokens,
 };
-use moongate_pages::{BlockHashChain, DEFAULT_VLLM_SEED, HashScheme, HashedBlock, VllmExtraKeys};
 use moongate_zmtp::{SubscriberEvent as Heard, ZmtpEndpoint, ZmtpOptions, ZmtpSubscriber, request};
 use serde_json::{Value, json};
 

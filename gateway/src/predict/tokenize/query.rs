@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hash as _, Hasher as _};
 
 use bytes::Bytes;
 use moongate_discovery::EngineKind;
-use moongate_prompt::{ChatBody, PromptError, TextBody, TextPrompt};
+use moongate_tokenize::{ChatBody, PromptError, TextBody, TextPrompt};
 use serde_json::value::RawValue;
 
 use super::EngineTokenizeError;

@@ -4,7 +4,7 @@
 use mooncake_wire::ErrorCode;
 use mooncake_wire::capability::AccessRights;
 use mooncake_wire::types::Uuid;
-use moongate_kvcore::ClientObjectKey;
+use moongate_master_core::ClientObjectKey;
 
 use super::serve;
 

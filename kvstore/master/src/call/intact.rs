@@ -3,7 +3,7 @@
 use bytes::BytesMut;
 use mooncake_wire::frame::{RequestHeader, RpcFault};
 use mooncake_wire::intact_ranges::{IntactRangesArguments, encode_reply};
-use moongate_kvcore::{IntactRanges, MasterCore};
+use moongate_master_core::{IntactRanges, MasterCore};
 
 use crate::journal::FactRecorder;
 

@@ -7,7 +7,7 @@ use mooncake_wire::inventory::{
     HARD_PIN, HAS_CHECKSUM, InventoryArguments, InventoryReply, InventoryRequest, ObjectChangesArguments,
     ObjectChangesReply, step,
 };
-use moongate_kvcore::{InventoryRecord, ObjectVersion, RestoreOutcome};
+use moongate_master_core::{InventoryRecord, ObjectVersion, RestoreOutcome};
 
 use crate::journal::FactRecorder;
 use crate::server::MasterServer;

@@ -22,7 +22,7 @@ use mooncake_wire::pack::{Pack, PackError, type_hash};
 use mooncake_wire::rpc::{self, Request, RpcDefinition, RpcMethod, encode_reply};
 use mooncake_wire::types::Uuid;
 use mooncake_wire::{Dialect, DialectSet};
-use moongate_kvcore::MasterCore;
+use moongate_master_core::MasterCore;
 
 use crate::counters::{CallOutcome, ReplyOutcome};
 use crate::dialects::ConnectionDialect;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mooncake_wire::ErrorCode;
 use mooncake_wire::capability::AccessRights;
 use mooncake_wire::types::{CopyPlan, MovePlan, Uuid};
-use moongate_kvcore::ClientObjectKey;
+use moongate_master_core::ClientObjectKey;
 
 use super::{RpcCall, serve};
 

@@ -15,7 +15,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use moongate_kvcore::MasterCoreOptions;
+use moongate_master_core::MasterCoreOptions;
 use moongate_oplog::{LogDirectory, LogFiles, OperationLog, OplogError, OplogOptions, snapshot};
 use parking_lot::Mutex;
 
@@ -97,7 +97,7 @@ impl DurableJournal {
     }
 
     /// Opens a folder and builds a state that can be gone on with: facts may follow until
-    /// [`SimulatedMaster::finish_replay`](moongate_kvcore::Master::finish_replay).
+    /// [`SimulatedMaster::finish_replay`](moongate_master_core::Master::finish_replay).
     ///
     /// # Errors
     /// When the folder cannot be used. Damaged files are no error.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
-use moongate_kvcore::{MasterCore, SnapshotCursor, StateChange, StateChangeSink, encode};
+use moongate_master_core::{MasterCore, SnapshotCursor, StateChange, StateChangeSink, encode};
 use moongate_oplog::{OplogError, snapshot};
 
 use super::DurableJournal;

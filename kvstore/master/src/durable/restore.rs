@@ -6,7 +6,7 @@
 use std::fmt;
 use std::path::Path;
 
-use moongate_kvcore::MasterCoreOptions;
+use moongate_master_core::MasterCoreOptions;
 use moongate_oplog::{LogRecoveryReport, OplogError, snapshot};
 
 use super::recovery::{RecoveryOutcome, StateDamage};

@@ -12,7 +12,7 @@
 use std::collections::BTreeSet;
 
 use mooncake_wire::types::Uuid;
-use moongate_kvcore::{MasterCoreOptions, SnapshotCursor, StateChange, StateChangeSink};
+use moongate_master_core::{MasterCoreOptions, SnapshotCursor, StateChange, StateChangeSink};
 use moongate_oplog::{LogRecoveryReport, OperationLog, OplogError, OplogOptions, snapshot};
 
 use super::recovery::{RecoveryOutcome, StateDamage};

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use mooncake_wire::events::mooncake::{SegmentChange, StoreEventBatch, StoreEventKind};
 use mooncake_wire::events::{EventFrames, StorageMedium};
 use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
-use moongate_kvcore::{MasterCore, MasterCoreOptions, StateChange};
+use moongate_master_core::{MasterCore, MasterCoreOptions, StateChange};
 use moongate_runtime::Supervisor;
 use moongate_zmtp::{
     SubscriberEvent as Heard, ZmtpEndpoint, ZmtpMessage, ZmtpOptions, ZmtpSubscriber, request,
@@ -63,7 +63,7 @@ impl KvEventFixture {
 
     /// The keys that can be read.
     fn keys(&self) -> BTreeSet<String> {
-        let (mut keys, mut from) = (BTreeSet::new(), Some(moongate_kvcore::ObjectCursor::default()));
+        let (mut keys, mut from) = (BTreeSet::new(), Some(moongate_master_core::ObjectCursor::default()));
         while let Some(cursor) = from {
             from = self.master.keys(cursor, 1000, |_, key| {
                 keys.insert(key.to_owned());

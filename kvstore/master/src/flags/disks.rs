@@ -1,6 +1,6 @@
 //! How objects go to nodes' disks and back.
 
-use moongate_kvcore::DiskTierOptions;
+use moongate_master_core::DiskTierOptions;
 
 use super::{FlagError, FlagValues};
 
@@ -24,7 +24,7 @@ pub(super) fn disks(
 
 #[cfg(test)]
 mod tests {
-    use moongate_kvcore::DiskTierOptions;
+    use moongate_master_core::DiskTierOptions;
 
     use crate::flags::options::tests::options;
 

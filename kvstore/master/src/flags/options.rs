@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mooncake_wire::Dialect;
 use mooncake_wire::types::StorageConfig;
-use moongate_kvcore::{DynamicReplicationMode, MasterCoreOptions, PlacementStrategy};
+use moongate_master_core::{DynamicReplicationMode, MasterCoreOptions, PlacementStrategy};
 use moongate_telemetry::{LogFormat, LoggingArgs};
 
 use super::disks::disks;

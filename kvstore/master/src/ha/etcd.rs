@@ -383,7 +383,11 @@ mod tests {
         let etcd = EtcdCoordinator::new("a:1;http://b:2/, 127.0.0.1:3", "c", None, patience).unwrap();
         assert_eq!(etcd.endpoints, ["http://a:1", "http://b:2", "http://127.0.0.1:3"]);
         assert_eq!(etcd.view, "mooncake-store/c/master_view");
-        assert_eq!(etcd.view, moongate_kvstore::rpc::leader_key("c"), "clients of this project look there");
+        assert_eq!(
+            etcd.view,
+            moongate_master_client::rpc::leader_key("c"),
+            "clients of this project look there"
+        );
         for wrong in ["", ";", "https://a:1", "redis://a:1", "a b"] {
             assert!(EtcdCoordinator::new(wrong, "c", None, patience).is_err(), "{wrong}");
         }

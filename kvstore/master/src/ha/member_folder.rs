@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, io};
 
-use moongate_kvcore::MasterCoreOptions;
+use moongate_master_core::MasterCoreOptions;
 use moongate_oplog::{LogDirectory, OplogError, OplogOptions, snapshot};
 
 use super::standby_snapshot::StandbySnapshotter;
@@ -333,9 +333,10 @@ mod tests {
     }
 
     fn quota(bytes: u64) -> Vec<u8> {
-        let fact = moongate_kvcore::StateChange::TenantQuota { tenant: "a".into(), requested: Some(bytes) };
+        let fact =
+            moongate_master_core::StateChange::TenantQuota { tenant: "a".into(), requested: Some(bytes) };
         let mut encoded = Vec::new();
-        moongate_kvcore::encode(&fact, &mut encoded);
+        moongate_master_core::encode(&fact, &mut encoded);
         encoded
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use moongate_kvcore::{SnapshotCursor, StateChange, StateChangeSink, encode};
+use moongate_master_core::{SnapshotCursor, StateChange, StateChangeSink, encode};
 use moongate_runtime::Supervisor;
 use moongate_runtime::net::{TcpListener, TcpStream};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -311,7 +311,7 @@ impl StateChangeSink for StateTransferBatch {
 #[cfg(test)]
 mod tests {
     use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
-    use moongate_kvcore::MasterCoreOptions;
+    use moongate_master_core::MasterCoreOptions;
 
     use super::*;
     use crate::ha::fence::{LeaseFence, now};

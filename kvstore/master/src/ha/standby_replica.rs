@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use moongate_kvcore::MasterCoreOptions;
+use moongate_master_core::MasterCoreOptions;
 
 use super::follower::ReplicationSink;
 use super::member_folder::{MemberFolder, StateCopyWriter};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use moongate_kvcore::SnapshotCursor;
+use moongate_master_core::SnapshotCursor;
 use moongate_oplog::{OplogError, snapshot};
 
 use crate::durable::{DurableJournal, PersistenceSchedule, SnapshotBatch};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use std::{io, thread};
 
-use moongate_kvcore::MasterCoreOptions;
+use moongate_master_core::MasterCoreOptions;
 use moongate_oplog::OplogOptions;
 use moongate_runtime::Supervisor;
 use tokio::runtime::{Builder, Handle, Runtime};

@@ -15,7 +15,7 @@ use mooncake_wire::admin::{
 use mooncake_wire::events::mooncake::DEFAULT_TENANT;
 use mooncake_wire::rpc::RpcMethod;
 use mooncake_wire::types::{LocalDiskReplica, ReplicaMedium};
-use moongate_kvcore::{ObjectCursor, SharedReplicaDescriptor};
+use moongate_master_core::{ObjectCursor, SharedReplicaDescriptor};
 
 use super::chunked_body::{ChunkedBody, body};
 use super::{AdminContext, QueryString, SharedAdminContext, change, client_ids, response};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use mooncake_wire::types::Uuid;
-use moongate_kvcore::{ReplicaLocation, SnapshotCursor, StateChange, StateChangeSink};
+use moongate_master_core::{ReplicaLocation, SnapshotCursor, StateChange, StateChangeSink};
 use serde::Serialize;
 
 use super::chunked_body::{ChunkedBody, body};

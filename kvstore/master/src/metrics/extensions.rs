@@ -153,13 +153,13 @@ fn storage(text: &mut MasterMetricsText, admin: &AdminContext) {
 
 fn prefixes(text: &mut MasterMetricsText, admin: &AdminContext) {
     let statistics = admin.server.master.prefix_statistics();
-    type Figure = fn(&moongate_kvcore::PrefixStatistics) -> u64;
+    type Figure = fn(&moongate_master_core::PrefixStatistics) -> u64;
     let families: [(&str, &str, Figure); 2] = [
         ("moongate_master_prefix_keys", "Objects, by the beginnings of their keys.", |it| it.keys),
         ("moongate_master_prefix_bytes", "Bytes of objects, by the beginnings of their keys.", |it| it.bytes),
     ];
     // All keys that are not told apart by their beginning are together under a name that no beginning has.
-    let label = |it: &moongate_kvcore::PrefixStatistics| it.prefix.as_deref().unwrap_or("*").to_owned();
+    let label = |it: &moongate_master_core::PrefixStatistics| it.prefix.as_deref().unwrap_or("*").to_owned();
     for (name, help, figure) in families {
         let mut family = text.gauges(name, help);
         statistics.iter().for_each(|it| family.value(&[("prefix", &label(it))], figure(it)));

@@ -15,12 +15,12 @@ use mooncake_wire::types::{
     DEFAULT_TENANT, ObjectMeta, ReplicaList, ReplicaType, ReplicateConfig, Segment, Uuid,
 };
 use mooncake_wire::{Dialect, ErrorCode};
-use moongate_kvcore::MasterCoreOptions;
 use moongate_master::journal::MemoryJournal;
 use moongate_master::{
     AuxServiceAddresses, AuxServices, AuxServicesOptions, KvEventServiceOptions, LeadershipStatus,
     MasterServer, MasterServerOptions, MetadataServiceOptions, rpc,
 };
+use moongate_master_core::MasterCoreOptions;
 use moongate_runtime::Supervisor;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;

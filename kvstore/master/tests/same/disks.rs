@@ -15,7 +15,7 @@ use mooncake_wire::rpc::{
 use mooncake_wire::types::{
     DEFAULT_TENANT, OffloadTask, OffloadTasks, ReplicaMedium, ReplicaType, StorageObjectMetadata, Uuid,
 };
-use moongate_kvcore::{DiskTierOptions, MasterCoreOptions};
+use moongate_master_core::{DiskTierOptions, MasterCoreOptions};
 
 use super::codes::{CallTranscript, code, codes, end, note, remove, segment, start};
 use crate::caller::{self, TestRpcConnection, key, start_http_master_with};

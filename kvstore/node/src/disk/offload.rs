@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use mooncake_wire::disk::name;
 use mooncake_wire::types::{OffloadTask, ReplicaList, ReplicaMedium, ReplicaStatus};
-use moongate_kvstore::rpc::RpcError;
+use moongate_master_client::rpc::RpcError;
 use moongate_transfer::serve::AddressRange;
 
 use super::NodeDisk;

@@ -9,7 +9,7 @@ use mooncake_wire::rpc::{
     PromotionArguments, PromotionObjectHeartbeat,
 };
 use mooncake_wire::types::{BufferDescriptor, OffloadTask, ReplicaDescriptor};
-use moongate_kvstore::rpc::RpcError;
+use moongate_master_client::rpc::RpcError;
 use moongate_tier::FileTier;
 use moongate_transfer::TransferProtocol;
 use moongate_transfer::serve::AddressRange;

@@ -13,7 +13,7 @@ use mooncake_wire::rpc::{
 use mooncake_wire::types::{
     OffloadTask, OffloadTasks, ReplicaList, ReplicaMedium, ReplicaType, StorageObjectMetadata, Uuid,
 };
-use moongate_kvstore::rpc::RpcError;
+use moongate_master_client::rpc::RpcError;
 use moongate_runtime::Supervisor;
 use moongate_transfer::DescriptorDirectory;
 use tokio::time::Instant;

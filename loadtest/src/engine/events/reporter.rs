@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use mooncake_wire::events::{BlockHash, OutgoingBlocks, OutgoingEngineEvent, StorageMedium};
-use moongate_pages::{BlockHashChain, HashedBlock};
+use moongate_block_hash::{BlockHashChain, HashedBlock};
 
 use super::KvEventChannel;
 use crate::engine::SimProtocol;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use mooncake_wire::admin::KeyReplicas;
 use mooncake_wire::key::BlockKeyHash;
-use moongate_kvstore::admin::AdminError;
-use moongate_pages::{BlockDigest, HashedBlock};
+use moongate_block_hash::{BlockDigest, HashedBlock};
+use moongate_master_client::admin::AdminError;
 use moongate_scheduler::StoreMedium;
 use tokio::time::{Instant, timeout};
 

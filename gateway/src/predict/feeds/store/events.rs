@@ -18,7 +18,7 @@ use mooncake_wire::events::mooncake::{
     DEFAULT_TENANT, StoreEvent, StoreEventBatch, StoreEventKind as Told, StoreEventObject,
 };
 use mooncake_wire::key::ObjectKey;
-use moongate_kvstore::admin::AdminError;
+use moongate_master_client::admin::AdminError;
 use moongate_zmtp::{SubscriberEvent as Heard, ZmtpEndpoint, ZmtpMessage, ZmtpOptions, ZmtpSubscriber};
 use parking_lot::Mutex;
 use prometheus_client::metrics::gauge::Gauge;

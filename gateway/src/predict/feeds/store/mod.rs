@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use moka::sync::Cache;
 use mooncake_wire::admin::KeyReplicas;
-use moongate_kvstore::admin::AdminClient;
+use moongate_master_client::admin::AdminClient;
 use moongate_scheduler::index::StoreNodeSlot;
 use parking_lot::Mutex;
 use tokio::sync::Notify;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_wire::admin::KeyReplicas;
-use moongate_kvstore::admin::AdminError;
-use moongate_kvstore::nodes::{NodeWatcher, StoreNodeEvent};
+use moongate_master_client::admin::AdminError;
+use moongate_master_client::nodes::{NodeWatcher, StoreNodeEvent};
 use moongate_scheduler::StoreMedium;
 use moongate_scheduler::index::{KvBlockIndex, StoreNodeSlot};
 use tokio::time::{Instant, sleep_until};
@@ -173,7 +173,7 @@ impl StoreView {
 mod tests {
     use mooncake_wire::key::ObjectKey;
     use moongate_discovery::{EngineStoreFacts, StoreKeyScheme};
-    use moongate_kvstore::admin::AdminClient;
+    use moongate_master_client::admin::AdminClient;
     use moongate_scheduler::index::{BlockHashNamespace, IndexLookup};
     use tokio::time::sleep;
 

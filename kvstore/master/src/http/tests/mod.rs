@@ -7,7 +7,7 @@ use axum::body::Body;
 use http::Request;
 use http_body_util::BodyExt as _;
 use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
-use moongate_kvcore::MasterCoreOptions;
+use moongate_master_core::MasterCoreOptions;
 use tower::ServiceExt as _;
 
 use super::chunked_body::ChunkedBody as _;
@@ -233,7 +233,7 @@ fn a_snapshot_and_the_events_after_it_are_the_truth() {
         };
     });
     let (mut truth, mut from) =
-        (std::collections::BTreeSet::new(), Some(moongate_kvcore::ObjectCursor::default()));
+        (std::collections::BTreeSet::new(), Some(moongate_master_core::ObjectCursor::default()));
     while let Some(cursor) = from {
         from = server.master.keys(cursor, 1000, |_, key| {
             truth.insert(key.to_owned());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use http::Request;
 use mooncake_wire::rpc::RpcMethod;
-use moongate_kvcore::MasterCoreOptions;
+use moongate_master_core::MasterCoreOptions;
 use regex::Regex;
 
 use super::*;

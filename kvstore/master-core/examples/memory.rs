@@ -1,0 +1,59 @@
+//! Prints how much memory a master takes per key, with a million keys of SGLang's length and one replica each, and how
+//! much is left once all are removed. An argument `groups` puts every two keys into a group, as SGLang does.
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "an example")]
+
+use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
+use moongate_master_core::{MasterCore, MasterCoreOptions};
+
+/// The allocator of the real server: it gives memory back.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+const KEYS: u64 = 1_000_000;
+const CLIENT: Uuid = Uuid { first: 1, second: 1 };
+
+/// Resident memory in bytes.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+}
+
+fn main() {
+    let with_groups = std::env::args().any(|argument| argument == "groups");
+    let master = MasterCore::new(MasterCoreOptions::default());
+    for number in 0..4 {
+        let segment = Segment {
+            id: Uuid { first: number, second: 1 },
+            name: format!("10.0.0.{number}:12000"),
+            size: 1 << 40,
+            ..Segment::<String>::default()
+        };
+        master.mount(0, &segment, CLIENT, &mut ()).unwrap();
+    }
+    let before = resident();
+    let mut random = fastrand::Rng::with_seed(1);
+    let started = std::time::Instant::now();
+    let mut page = String::new();
+    for number in 0..KEYS {
+        if number % 2 == 0 {
+            page = [(); 4].map(|()| format!("{:016x}", random.u64(..))).concat();
+        }
+        let key = format!("{page}_0_{}", if number % 2 == 0 { 'k' } else { 'v' });
+        let group_ids = with_groups.then(|| vec![format!("sglang-hicache:{page}")]);
+        let config = ReplicateConfig { group_ids, ..ReplicateConfig::default() };
+        master.put_start(number, CLIENT, "default", &key, 1024, &config, &mut ()).unwrap();
+        let meta = ObjectMeta { key: key.as_str(), object_checksum: None };
+        master.put_end(number, CLIENT, "default", &meta, ReplicaType::ALL, &mut ()).unwrap();
+    }
+    let filled = resident();
+    println!("{KEYS} keys in {:.2} s", started.elapsed().as_secs_f64());
+    println!("{} bytes per key", (filled - before) / KEYS);
+    let started = std::time::Instant::now();
+    let removed = master.remove_all(0, None, true, &mut ());
+    println!("{removed} removed in {:.2} s", started.elapsed().as_secs_f64());
+    // The allocator waits a moment before it gives pages back, and then does it with the next calls.
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    drop((0..1000).map(|size| vec![0_u8; size * 10]).collect::<Vec<_>>());
+    println!("{} MiB before, {} MiB full, {} MiB after", before >> 20, filled >> 20, resident() >> 20);
+}

@@ -1,0 +1,439 @@
+//! Objects on nodes' disks.
+
+use mooncake_wire::ErrorCode;
+use mooncake_wire::types::{
+    ObjectMeta, OffloadTask, OffloadTasks, ReplicaMedium, ReplicaType, StorageObjectMetadata,
+};
+use moongate_master_core::{
+    ClientObjectKey, DiskTierOptions, MasterCoreOptions, RemoveCause, StateChange, StoreCause,
+};
+use proptest::prelude::*;
+
+use crate::harness::{
+    MIB, TENANT, TestMasterCore, TestReplicateConfig, comparable_state, grouped, id, replayed, snapshot,
+};
+
+const NODE: mooncake_wire::types::Uuid = mooncake_wire::types::Uuid { first: 101, second: 1 };
+
+fn settings(tier: DiskTierOptions) -> MasterCoreOptions {
+    MasterCoreOptions {
+        disks: Some(tier),
+        shards: 4,
+        client_ttl_ms: 1 << 40,
+        ramp_ms: 0,
+        ..MasterCoreOptions::default()
+    }
+}
+
+fn on_evict() -> DiskTierOptions {
+    DiskTierOptions { on_evict: true, ..DiskTierOptions::default() }
+}
+
+fn promoting() -> DiskTierOptions {
+    DiskTierOptions { promote_on_hit: true, promotion_reads: 2, ..on_evict() }
+}
+
+/// One node with so much memory, and a disk.
+fn world(tier: DiskTierOptions, size: u64) -> TestMasterCore {
+    let mut world = TestMasterCore::with_segments(settings(tier), &[size]);
+    world.master.mount_disk(world.now, NODE, true, &mut world.facts).unwrap();
+    world
+}
+
+impl TestMasterCore {
+    fn fetch(&mut self) -> Vec<String> {
+        let OffloadTasks(tasks) = self.master.fetch_offloads(self.now, NODE, true, &mut self.facts).unwrap();
+        tasks.into_iter().map(|it| it.key).collect()
+    }
+
+    fn notify(&mut self, objects: &[(&str, i64)]) -> Result<(), ErrorCode> {
+        let task = |(key, size): &(&str, i64)| {
+            let (tenant_id, key) = (TENANT.to_owned(), (*key).to_owned());
+            OffloadTask { tenant_id, key, size: *size }
+        };
+        let stored = |(_, size): &(&str, i64)| StorageObjectMetadata {
+            data_size: *size,
+            transport_endpoint: "10.0.0.1:9".to_owned(),
+            ..StorageObjectMetadata::default()
+        };
+        let tasks: Vec<_> = objects.iter().map(task).collect();
+        let stored: Vec<_> = objects.iter().map(stored).collect();
+        self.master.offloaded(self.now, NODE, &tasks, &stored, &mut self.facts)
+    }
+
+    /// In memory, and on a disk, as readers see it.
+    fn media(&self, key: &str) -> (bool, bool) {
+        let found = self.master.peek(TENANT, &[key])[0].clone().unwrap_or_default();
+        let is_memory = |it: &ReplicaMedium<_>| matches!(it, ReplicaMedium::Memory(_));
+        (found.iter().any(|it| is_memory(&it.medium)), found.iter().any(|it| !is_memory(&it.medium)))
+    }
+
+    fn promotions(&self) -> Vec<String> {
+        self.master.fetch_promotions(NODE).unwrap().0.into_iter().map(|it| it.key).collect()
+    }
+
+    fn read(&self, key: &str) {
+        self.master.replicas(self.now, TENANT, key).unwrap();
+    }
+}
+
+fn work(key: &str) -> ClientObjectKey<'_> {
+    ClientObjectKey { client: NODE, tenant: TENANT, key }
+}
+
+#[test]
+fn written_object_is_offloaded_at_once_and_evicted_on_demand() {
+    let mut world = world(DiskTierOptions::default(), 4 * MIB);
+    for key in ["a", "b", "c", "d"] {
+        world.now += 1;
+        world.put(key, MIB, &TestReplicateConfig::default()).unwrap();
+    }
+    // All are being put on the disk, so none can go.
+    assert_eq!(world.put("e", MIB, &TestReplicateConfig::default()), Err(ErrorCode::NO_AVAILABLE_HANDLE));
+    assert_eq!(world.fetch(), ["a", "b", "c", "d"]);
+    assert!(world.fetch().is_empty());
+    world.notify(&[("c", MIB as i64), ("b", -1), ("a", MIB as i64), ("d", MIB as i64)]).unwrap();
+    assert_eq!((world.media("a"), world.media("b")), ((true, true), (true, false)));
+    assert_eq!(world.master.disk_usage().used, 3 * MIB);
+    world.put("e", MIB, &TestReplicateConfig::default()).unwrap();
+    world.put("f", MIB, &TestReplicateConfig::default()).unwrap();
+    // In the order in which they were written, whatever the order in which they came to the disk.
+    assert_eq!((world.media("a"), world.has("b"), world.media("c")), ((false, true), false, (true, true)));
+    assert_eq!(world.master.statistics().evicted_keys, 2);
+}
+
+#[test]
+fn what_is_evicted_goes_to_the_disk_first() {
+    let mut world = world(on_evict(), 4 * MIB);
+    for key in ["a", "b", "c", "d"] {
+        world.now += 1;
+        world.put(key, MIB, &TestReplicateConfig::default()).unwrap();
+    }
+    assert!(world.fetch().is_empty());
+    assert_eq!(world.put("e", MIB, &TestReplicateConfig::default()), Err(ErrorCode::NO_AVAILABLE_HANDLE));
+    let fetched = world.fetch();
+    assert_eq!(fetched, ["a"]);
+    // Enough is on its way.
+    assert_eq!(world.put("e", MIB, &TestReplicateConfig::default()), Err(ErrorCode::NO_AVAILABLE_HANDLE));
+    assert!(world.fetch().is_empty());
+    world.notify(&[("a", MIB as i64)]).unwrap();
+    world.put("e", MIB, &TestReplicateConfig::default()).unwrap();
+    assert_eq!(world.media("a"), (false, true));
+    assert_eq!(world.keys().len(), 5);
+    let left = world
+        .facts
+        .iter()
+        .any(|it| matches!(it, StateChange::ObjectStored { cause: StoreCause::MemoryEvicted, .. }));
+    assert!(left && !world.facts.iter().any(|it| matches!(it, StateChange::Removed { .. })));
+}
+
+#[test]
+fn a_full_queue_keeps_objects_unless_told_otherwise() {
+    for force_evict in [false, true] {
+        let mut world = world(DiskTierOptions { force_evict, queue_limit: 1, ..on_evict() }, 2 * MIB);
+        world.put("a", MIB, &TestReplicateConfig::default()).unwrap();
+        world.put("b", MIB, &TestReplicateConfig::default()).unwrap();
+        let large = world.put("c", 2 * MIB, &TestReplicateConfig::default());
+        assert_eq!(large, Err(ErrorCode::NO_AVAILABLE_HANDLE));
+        assert_eq!(world.fetch().len(), 1);
+        assert_eq!(world.keys().len(), if force_evict { 1 } else { 2 });
+    }
+}
+
+#[test]
+fn without_a_disk_nothing_is_evicted_that_would_be_offloaded() {
+    let mut world = TestMasterCore::with_segments(settings(on_evict()), &[MIB]);
+    world.put("a", MIB, &TestReplicateConfig::default()).unwrap();
+    assert_eq!(world.put("b", MIB, &TestReplicateConfig::default()), Err(ErrorCode::NO_AVAILABLE_HANDLE));
+    world.now += 1000;
+    world.remove("a").unwrap();
+    assert_eq!(
+        world.master.fetch_offloads(world.now, NODE, true, &mut ()),
+        Err(ErrorCode::SEGMENT_NOT_FOUND)
+    );
+}
+
+#[test]
+fn stale_disk_bytes_are_not_taken_for_the_next_object() {
+    let mut world = world(DiskTierOptions::default(), 4 * MIB);
+    world.put("a", 100, &TestReplicateConfig::default()).unwrap();
+    assert_eq!(world.fetch(), ["a"]);
+    world.remove("a").unwrap();
+    world.put("a", 100, &TestReplicateConfig::default()).unwrap();
+    // The node tells of the first one, which it has been told to put on its disk.
+    world.notify(&[("a", 100)]).unwrap();
+    assert_eq!(world.media("a"), (true, false));
+    assert_eq!(world.fetch(), ["a"]);
+    world.notify(&[("a", 100)]).unwrap();
+    assert_eq!(world.media("a"), (true, true));
+    // Nor is a copy kept when the object is written anew.
+    world
+        .master
+        .upsert_start(world.now, NODE, TENANT, "a", 100, &TestReplicateConfig::default(), &mut world.facts)
+        .unwrap();
+    assert_eq!(world.master.disk_usage().copies, 1);
+    let object = ObjectMeta { key: "a", object_checksum: None };
+    world.master.put_end(world.now, NODE, TENANT, &object, ReplicaType::ALL, &mut world.facts).unwrap();
+    assert_eq!((world.master.disk_usage().copies, world.media("a")), (0, (true, false)));
+}
+
+#[test]
+fn disk_copy_survives_memory_and_goes_with_the_disk() {
+    let mut world = world(DiskTierOptions::default(), 4 * MIB);
+    world.put("a", 100, &TestReplicateConfig::default()).unwrap();
+    world.put("b", 100, &TestReplicateConfig::default()).unwrap();
+    world.fetch();
+    world.notify(&[("a", 100), ("b", -1)]).unwrap();
+    world.master.unmount(world.now, id(1), NODE, &mut world.facts).unwrap();
+    assert_eq!((world.media("a"), world.has("b")), ((false, true), false));
+    world.master.client_disconnected(world.now, NODE, &mut world.facts);
+    assert!(!world.has("a") && world.keys().contains("a"));
+    // What it still has, is back as soon as it is heard of.
+    world.fetch();
+    assert!(world.has("a"));
+    world.master.unmount_disk(world.now, NODE, &mut world.facts).unwrap();
+    assert!(world.keys().is_empty());
+    let lost = StateChange::Removed {
+        tenant: TENANT.into(),
+        key: "a".into(),
+        group: None,
+        tiers: moongate_master_core::StorageTiers { memory: false, disk: true },
+        cause: RemoveCause::SegmentLost,
+    };
+    assert_eq!(world.facts.last(), Some(&lost));
+}
+
+#[test]
+fn a_silent_disk_is_dropped_after_the_grace_period() {
+    let settings = MasterCoreOptions { client_ttl_ms: 10_000, ..settings(DiskTierOptions::default()) };
+    let mut world = TestMasterCore::new(settings);
+    world.master.mount_disk(world.now, NODE, true, &mut world.facts).unwrap();
+    world.notify(&[("a", 100)]).unwrap();
+    world.tick(10_000);
+    assert!(!world.has("a") && world.keys().contains("a"));
+    world.tick(60_000);
+    assert!(world.keys().is_empty());
+    assert_eq!(world.master.client_counts(), (0, 0));
+    assert_eq!(world.notify(&[("a", 100)]), Err(ErrorCode::SEGMENT_NOT_FOUND));
+}
+
+#[test]
+fn what_is_read_comes_back() {
+    let mut world = world(promoting(), 4 * MIB);
+    world.notify(&[("a", 100), ("b", 100)]).unwrap();
+    world.read("a");
+    assert!(world.promotions().is_empty());
+    world.read("a");
+    world.read("b");
+    world.read("b");
+    assert_eq!(
+        (world.promotions(), world.promotions(), world.promotions()),
+        (vec!["a".to_owned()], vec!["b".to_owned()], vec![])
+    );
+    let no_names: [&str; 0] = [];
+    for key in ["a", "b"] {
+        world.master.promotion_start(world.now, work(key), 100, &no_names, &mut world.facts).unwrap();
+    }
+    assert_eq!(world.media("a"), (false, true));
+    world.master.promotion_end(world.now, work("a"), &mut world.facts).unwrap();
+    world.master.promotion_revoke(world.now, work("b"), &mut world.facts).unwrap();
+    assert_eq!((world.media("a"), world.media("b")), ((true, true), (false, true)));
+    assert_eq!((world.used(), world.master.disk_usage().promoting), (100, 0));
+    let counts = world.master.statistics();
+    assert_eq!((counts.promotions, counts.promoted_keys, counts.promotions_failed), (2, 1, 1));
+}
+
+#[test]
+fn what_takes_too_long_is_given_up() {
+    let mut world = world(promoting(), 4 * MIB);
+    world.notify(&[("a", 100)]).unwrap();
+    world.read("a");
+    world.read("a");
+    let no_names: [&str; 0] = [];
+    world.master.promotion_start(world.now, work("a"), 100, &no_names, &mut world.facts).unwrap();
+    world.tick(600_000);
+    assert_eq!((world.used(), world.master.statistics().promotions_expired), (0, 1));
+    assert_eq!(
+        world.master.promotion_end(world.now, work("a"), &mut world.facts),
+        Err(ErrorCode::REPLICA_IS_NOT_READY)
+    );
+}
+
+#[test]
+fn the_names_of_groups_are_told() {
+    let mut world = world(DiskTierOptions::default(), 4 * MIB);
+    world.put("a", 100, &grouped("sglang-hicache:x")).unwrap();
+    let known = |facts: &[StateChange<'static>]| {
+        facts
+            .iter()
+            .filter_map(|it| match it {
+                StateChange::ObjectStored { object, .. } => object.group.clone(),
+                StateChange::Removed { group, .. } => group.clone(),
+                _ => None,
+            })
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(known(&snapshot(&world.master, 10)), ["sglang-hicache:x"]);
+    world.facts.clear();
+    world.remove("a").unwrap();
+    assert_eq!(known(&world.facts), ["sglang-hicache:x"]);
+}
+
+#[derive(Clone, Debug)]
+enum DiskStep {
+    Put(usize, u64, &'static str),
+    Upsert(usize, u64),
+    Read(usize),
+    Remove(usize, bool),
+    RemoveAll,
+    Fetch(bool),
+    Notify(usize, bool),
+    Evict(usize),
+    Promotions,
+    Promote(usize),
+    Promoted(usize, bool),
+    Tick(u64),
+    Mount(bool),
+    MountDisk(bool),
+    Lost,
+}
+
+const KEYS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+
+fn step() -> impl Strategy<Value = DiskStep> {
+    let key = || 0..KEYS.len();
+    let size = || prop_oneof![Just(MIB), Just(MIB / 2)];
+    let group = prop_oneof![4 => Just(""), 1 => Just("x")];
+    prop_oneof![
+        6 => (key(), size(), group).prop_map(|(key, size, group)| DiskStep::Put(key, size, group)),
+        1 => (key(), size()).prop_map(|(key, size)| DiskStep::Upsert(key, size)),
+        4 => key().prop_map(DiskStep::Read),
+        1 => (key(), any::<bool>()).prop_map(|(key, force)| DiskStep::Remove(key, force)),
+        1 => Just(DiskStep::RemoveAll),
+        3 => prop::bool::weighted(0.9).prop_map(DiskStep::Fetch),
+        6 => (key(), prop::bool::weighted(0.8)).prop_map(|(key, done)| DiskStep::Notify(key, done)),
+        1 => key().prop_map(DiskStep::Evict),
+        2 => Just(DiskStep::Promotions),
+        2 => key().prop_map(DiskStep::Promote),
+        2 => (key(), any::<bool>()).prop_map(|(key, done)| DiskStep::Promoted(key, done)),
+        3 => prop_oneof![0..30_000_u64, Just(600_000)].prop_map(DiskStep::Tick),
+        1 => any::<bool>().prop_map(DiskStep::Mount),
+        1 => prop::bool::weighted(0.7).prop_map(DiskStep::MountDisk),
+        1 => Just(DiskStep::Lost),
+    ]
+}
+
+fn run(world: &mut TestMasterCore, step: &DiskStep) {
+    let no_names: [&str; 0] = [];
+    match *step {
+        DiskStep::Put(key, size, group) => _ = world.put(KEYS[key], size, &grouped(group)),
+        DiskStep::Upsert(key, size) => {
+            let TestMasterCore { master, now, facts } = world;
+            if master
+                .upsert_start(
+                    *now,
+                    crate::harness::WRITER,
+                    TENANT,
+                    KEYS[key],
+                    size,
+                    &TestReplicateConfig::default(),
+                    facts,
+                )
+                .is_ok()
+            {
+                world.end(KEYS[key]).unwrap();
+            }
+        }
+        DiskStep::Read(key) => _ = world.master.replicas(world.now, TENANT, KEYS[key]),
+        DiskStep::Remove(key, force) => {
+            _ = world.master.remove(world.now, TENANT, KEYS[key], force, &mut world.facts);
+        }
+        DiskStep::RemoveAll => _ = world.master.remove_all(world.now, None, false, &mut world.facts),
+        DiskStep::Fetch(wants) => _ = world.master.fetch_offloads(world.now, NODE, wants, &mut world.facts),
+        DiskStep::Notify(key, done) => {
+            let size = world.master.peek(TENANT, &[KEYS[key]])[0].as_ref().map_or(MIB as i64, |it| {
+                it.first().map_or(MIB as i64, |it| match &it.medium {
+                    ReplicaMedium::Memory(it) => it.size as i64,
+                    ReplicaMedium::LocalDisk(it) => it.object_size as i64,
+                    _ => 0,
+                })
+            });
+            _ = world.notify(&[(KEYS[key], if done { size } else { -1 })]);
+        }
+        DiskStep::Evict(key) => {
+            let (now, facts) = (world.now, &mut world.facts);
+            _ = world.master.evict_disk_copy(now, NODE, TENANT, KEYS[key], ReplicaType::LOCAL_DISK, facts);
+        }
+        DiskStep::Promotions => _ = world.master.fetch_promotions(NODE),
+        DiskStep::Promote(key) => {
+            for size in [MIB, MIB / 2] {
+                let (now, facts) = (world.now, &mut world.facts);
+                _ = world.master.promotion_start(now, work(KEYS[key]), size, &no_names, facts);
+            }
+        }
+        DiskStep::Promoted(key, true) => {
+            _ = world.master.promotion_end(world.now, work(KEYS[key]), &mut world.facts);
+        }
+        DiskStep::Promoted(key, false) => {
+            _ = world.master.promotion_revoke(world.now, work(KEYS[key]), &mut world.facts);
+        }
+        DiskStep::Tick(ms) => world.tick(ms),
+        DiskStep::Mount(true) => world.mount(1, 3 * MIB).unwrap(),
+        DiskStep::Mount(false) => world.master.unmount(world.now, id(1), NODE, &mut world.facts).unwrap(),
+        DiskStep::MountDisk(true) => {
+            world.master.mount_disk(world.now, NODE, true, &mut world.facts).unwrap();
+        }
+        DiskStep::MountDisk(false) => world.master.unmount_disk(world.now, NODE, &mut world.facts).unwrap(),
+        DiskStep::Lost => world.master.client_disconnected(world.now, NODE, &mut world.facts),
+    }
+}
+
+/// Space, copies and what is told of them fit together.
+fn check(world: &TestMasterCore) {
+    let (mut used, mut copies, mut bytes) = (0, 0, 0);
+    for fact in snapshot(&world.master, 3) {
+        match fact {
+            StateChange::ObjectStored { object, .. } => {
+                assert!(object.disk_copy.is_some() || !object.locations.is_empty());
+                used += object.size * object.locations.len() as u64;
+                copies += u64::from(object.disk_copy.is_some());
+                bytes += object.disk_copy.map_or(0, |it| it.size);
+            }
+            StateChange::ObjectStarted(object) => used += object.size * object.locations.len() as u64,
+            StateChange::RangeQuarantined { size, .. } => used += size,
+            _ => {}
+        }
+    }
+    let disks = world.master.disk_usage();
+    assert_eq!((world.used(), disks.copies, disks.used), (used, copies, bytes));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nothing_is_lost_on_the_way_and_facts_rebuild_the_state(
+        steps in proptest::collection::vec(step(), 1..150),
+        on_evict: bool,
+        force_evict: bool,
+    ) {
+        let tier = DiskTierOptions { on_evict, force_evict, queue_limit: 4, ..promoting() };
+        let mut world = world(tier, 3 * MIB);
+        for step in &steps {
+            run(&mut world, step);
+            check(&world);
+        }
+        let settings = settings(tier);
+        prop_assert_eq!(comparable_state(&replayed(&settings, &world.facts, world.now)), comparable_state(&world.master));
+        let copy = replayed(&settings, &snapshot(&world.master, 2), world.now);
+        prop_assert_eq!(comparable_state(&copy), comparable_state(&world.master));
+        // When all that is under way has ended, all space can be had again.
+        world.master.mount_disk(world.now, NODE, true, &mut world.facts).unwrap();
+        world.tick(1_200_000);
+        world.master.remove_all(world.now, None, true, &mut world.facts);
+        world.tick(1_200_000);
+        prop_assert_eq!((world.used(), world.keys().len()), (0, 0));
+        let disks = world.master.disk_usage();
+        prop_assert_eq!((disks.copies, disks.used, disks.promoting), (0, 0, 0));
+    }
+}

@@ -1,0 +1,198 @@
+//! Room is made when it is needed, of what was read longest ago.
+
+use moongate_master_core::{MasterCoreOptions, RemoveCause, StateChange};
+
+use crate::harness::{MIB, TestMasterCore, TestReplicateConfig, grouped, hard_pinned, soft_pinned};
+
+/// Mooncake's own master refuses thirteen of these.
+#[test]
+fn a_full_store_takes_everything_as_long_as_something_can_go() {
+    let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[64 * MIB]);
+    for number in 0..200 {
+        world.now += 1;
+        world.put(&format!("key{number}"), MIB, &TestReplicateConfig::default()).unwrap();
+    }
+    assert_eq!((world.keys().len(), world.used()), (64, 64 * MIB));
+    let evicted =
+        |it: &&StateChange<'_>| matches!(it, StateChange::Removed { cause: RemoveCause::Evicted, .. });
+    assert_eq!(world.facts.iter().filter(evicted).count(), 136);
+    assert!(world.has("key199") && world.has("key136") && !world.has("key135"));
+}
+
+#[test]
+fn large_objects_make_room_among_small_ones() {
+    let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[4 * MIB]);
+    for number in 0..1024 {
+        world.now += 1;
+        world.put(&format!("small{number}"), 4096, &TestReplicateConfig::default()).unwrap();
+    }
+    world.put("large", 2 * MIB, &TestReplicateConfig::default()).unwrap();
+    assert!(world.has("large") && world.has("small1023") && !world.has("small0"));
+}
+
+#[test]
+fn leased_objects_stay_and_the_oldest_lease_goes_first() {
+    let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[4 * MIB]);
+    for key in ["a", "b", "c", "d"] {
+        world.now += 1;
+        world.put(key, MIB, &TestReplicateConfig::default()).unwrap();
+    }
+    for key in ["c", "a", "d", "b"] {
+        world.now += 1;
+        assert!(world.exists(key));
+    }
+    assert_eq!(
+        world.put("e", MIB, &TestReplicateConfig::default()),
+        Err(mooncake_wire::ErrorCode::NO_AVAILABLE_HANDLE)
+    );
+    world.now += 10_000;
+    for (new, gone) in [("e", "c"), ("f", "a")] {
+        world.put(new, MIB, &TestReplicateConfig::default()).unwrap();
+        assert!(!world.has(gone) && world.has("d") && world.has("b"), "{gone}");
+    }
+}
+
+#[test]
+fn soft_pins_go_last_and_hard_pins_never() {
+    let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[4 * MIB]);
+    world.put("hard", MIB, &hard_pinned()).unwrap();
+    world.put("soft", MIB, &soft_pinned(60_000)).unwrap();
+    world.put("a", MIB, &TestReplicateConfig::default()).unwrap();
+    world.put("b", MIB, &TestReplicateConfig::default()).unwrap();
+    world.now += 1;
+    for key in ["c", "d"] {
+        world.put(key, MIB, &soft_pinned(60_000)).unwrap();
+    }
+    assert!(world.has("soft") && !world.has("a") && !world.has("b"));
+    world.put("e", MIB, &TestReplicateConfig::default()).unwrap();
+    assert!(!world.has("soft") && world.has("hard") && world.has("c"));
+    world.advance_with_heartbeats(100_000, &[1]);
+    assert_eq!(world.master.soft_pinned_count(), 0);
+}
+
+#[test]
+fn soft_pins_are_kept_if_so_set() {
+    let settings = MasterCoreOptions { evict_soft_pinned: false, ..MasterCoreOptions::default() };
+    let mut world = TestMasterCore::with_segments(settings, &[MIB]);
+    world.put("soft", MIB, &soft_pinned(60_000)).unwrap();
+    assert_eq!(
+        world.put("k", MIB, &TestReplicateConfig::default()),
+        Err(mooncake_wire::ErrorCode::NO_AVAILABLE_HANDLE)
+    );
+    world.advance_with_heartbeats(100_000, &[1]);
+    world.put("k", MIB, &TestReplicateConfig::default()).unwrap();
+}
+
+#[test]
+fn groups_go_together_and_stay_together() {
+    let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[4 * MIB]);
+    world.put("k", MIB, &grouped("page")).unwrap();
+    world.put("single", MIB, &TestReplicateConfig::default()).unwrap();
+    world.put("v", MIB, &grouped("page")).unwrap();
+    world.put("other", MIB, &TestReplicateConfig::default()).unwrap();
+    world.now += 1;
+    assert!(world.exists("v"));
+    world.now += 1;
+    // The page was read, so what was not goes first.
+    world.put("new1", MIB, &TestReplicateConfig::default()).unwrap();
+    world.put("new2", MIB, &TestReplicateConfig::default()).unwrap();
+    assert!(world.has("k") && world.has("v") && !world.has("single") && !world.has("other"));
+    world.now += 20_000;
+    for key in ["new1", "new2"] {
+        assert!(world.exists(key));
+    }
+    world.put("new3", MIB, &TestReplicateConfig::default()).unwrap();
+    assert!(!world.has("k") && !world.has("v"));
+    assert_eq!(world.used(), 3 * MIB);
+}
+
+#[test]
+fn a_large_group_is_blocked_by_one_reader() {
+    let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[16 * MIB]);
+    for number in 0..16 {
+        world.put(&format!("part{number}"), MIB, &grouped("all")).unwrap();
+    }
+    assert!(world.exists("part7"));
+    let full = Err(mooncake_wire::ErrorCode::NO_AVAILABLE_HANDLE);
+    assert_eq!(world.put("new", MIB, &TestReplicateConfig::default()), full);
+    world.now += 20_000;
+    world.put("new", MIB, &TestReplicateConfig::default()).unwrap();
+    assert_eq!((world.keys().len(), world.used()), (1, MIB));
+}
+
+#[test]
+fn above_the_watermark_a_share_of_all_objects_goes() {
+    let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[100 * MIB]);
+    for number in 0..90 {
+        world.put(&format!("key{number}"), MIB, &TestReplicateConfig::default()).unwrap();
+    }
+    world.tick(10);
+    assert_eq!(world.keys().len(), 90);
+    for number in 90..95 {
+        world.put(&format!("key{number}"), MIB, &TestReplicateConfig::default()).unwrap();
+    }
+    // A share of 0.95 - 0.90 + 0.05.
+    world.tick(10);
+    assert_eq!(world.keys().len(), 85);
+    assert_eq!(world.master.statistics().evicted_keys, 10);
+}
+
+#[test]
+fn silent_nodes_lose_nothing_to_eviction() {
+    let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[4 * MIB, 4 * MIB]);
+    for number in 0..8 {
+        world.put(&format!("old{number}"), MIB, &TestReplicateConfig::default()).unwrap();
+    }
+    world.master.client_disconnected(world.now, crate::harness::id(101), &mut world.facts);
+    let silent = 8 - world.keys().iter().filter(|key| world.has(key)).count();
+    assert_eq!(silent, 4);
+    for number in 0..20 {
+        world.put(&format!("new{number}"), MIB, &TestReplicateConfig::default()).unwrap();
+    }
+    assert_eq!(world.keys().iter().filter(|key| key.starts_with("old")).count(), 4);
+}
+
+/// The writer gets `NO_AVAILABLE_HANDLE`, rather than success for an object that the next put evicts.
+#[test]
+fn what_was_put_while_everything_is_leased_stays() {
+    let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[100 * MIB]);
+    for number in 0..94 {
+        world.now += 1;
+        world.put(&format!("old{number}"), MIB, &TestReplicateConfig::default()).unwrap();
+        assert!(world.exists(&format!("old{number}")));
+    }
+    let mut acknowledged = Vec::new();
+    for number in 0..60 {
+        let key = format!("new{number}");
+        match world.put(&key, MIB, &TestReplicateConfig::default()) {
+            Ok(()) => acknowledged.push(key),
+            Err(error) => assert_eq!(error, mooncake_wire::ErrorCode::NO_AVAILABLE_HANDLE),
+        }
+        world.tick(10);
+    }
+    assert_eq!(acknowledged.len(), 6);
+    assert!(acknowledged.iter().all(|key| world.has(key)));
+    // With their leases the others can go, and what was put longest ago.
+    world.advance_with_heartbeats(10_000, &[1]);
+    world.put("next", MIB, &TestReplicateConfig::default()).unwrap();
+    assert!(world.has("next") && world.keys().len() < 100);
+}
+
+/// Where only a part of the pool is leased, writers share the rest, and what was written longest ago goes.
+#[test]
+fn a_pool_that_is_half_leased_takes_everything() {
+    let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[100 * MIB]);
+    for number in 0..50 {
+        world.put(&format!("old{number}"), MIB, &TestReplicateConfig::default()).unwrap();
+        assert!(world.exists(&format!("old{number}")));
+    }
+    for number in 0..500_u64 {
+        world.now += 1;
+        world.put(&format!("new{number}"), MIB, &TestReplicateConfig::default()).unwrap();
+        world.tick(0);
+        for recent in number.saturating_sub(14)..=number {
+            assert!(world.has(&format!("new{recent}")), "{recent} after {number}");
+        }
+    }
+    assert!((0..50).all(|number| world.has(&format!("old{number}"))));
+}

@@ -1,0 +1,229 @@
+//! A master with its time and with the facts that it told.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mooncake_wire::ErrorCode;
+use mooncake_wire::types::{
+    ObjectMeta, ReplicaMedium, ReplicaType, ReplicateConfig, Segment, SoftPin, SoftPinAction, Uuid,
+};
+use moongate_master_core::{
+    MasterCore, MasterCoreOptions, ObjectCursor, ObjectState, ReplicaDescriptors, SnapshotCursor,
+    StateChange, StoreCause,
+};
+
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const TENANT: &str = "default";
+pub(crate) const WRITER: Uuid = Uuid { first: 7, second: 7 };
+
+pub(crate) type TestReplicateConfig = ReplicateConfig<&'static str>;
+
+pub(crate) fn id(number: u64) -> Uuid {
+    Uuid { first: number, second: 1 }
+}
+
+pub(crate) fn segment(number: u64, size: u64) -> Segment<String> {
+    let name = format!("10.0.0.{number}:12000");
+    let (protocol, host_id) = ("tcp".to_owned(), format!("host{number}"));
+    Segment { id: id(number), base: number << 40, size, te_endpoint: name.clone(), name, protocol, host_id }
+}
+
+pub(crate) fn soft_pinned(ttl_ms: u64) -> TestReplicateConfig {
+    TestReplicateConfig {
+        soft_pin: SoftPin { action: SoftPinAction::ENABLE, ttl_ms: Some(ttl_ms) },
+        ..TestReplicateConfig::default()
+    }
+}
+
+pub(crate) fn hard_pinned() -> TestReplicateConfig {
+    TestReplicateConfig { with_hard_pin: true, ..TestReplicateConfig::default() }
+}
+
+pub(crate) fn grouped(group: &'static str) -> TestReplicateConfig {
+    TestReplicateConfig { group_ids: Some(vec![group]), ..TestReplicateConfig::default() }
+}
+
+/// What a master knows, in an order of its own.
+#[derive(Debug, PartialEq)]
+pub(crate) struct ComparableState {
+    objects: BTreeMap<String, ObjectState<'static>>,
+    used: Vec<(String, u64, String)>,
+    quotas: Vec<(String, u64, u64)>,
+    /// Copies, moves, tasks and drain jobs, as they are told.
+    work: Vec<String>,
+}
+
+pub(crate) struct TestMasterCore {
+    pub(crate) master: MasterCore,
+    pub(crate) now: u64,
+    pub(crate) facts: Vec<StateChange<'static>>,
+}
+
+impl TestMasterCore {
+    pub(crate) fn new(settings: MasterCoreOptions) -> Self {
+        Self {
+            master: MasterCore::new(MasterCoreOptions { ramp_ms: 0, ..settings }),
+            now: 1_000_000,
+            facts: Vec::new(),
+        }
+    }
+
+    /// With segments of these sizes, each of a client of its own.
+    pub(crate) fn with_segments(settings: MasterCoreOptions, sizes: &[u64]) -> Self {
+        let mut world = Self::new(settings);
+        for (number, size) in (1..).zip(sizes) {
+            world.mount(number, *size).unwrap();
+        }
+        world
+    }
+
+    pub(crate) fn mount(&mut self, number: u64, size: u64) -> Result<(), ErrorCode> {
+        self.master.mount(self.now, &segment(number, size), id(100 + number), &mut self.facts)
+    }
+
+    pub(crate) fn start(
+        &mut self,
+        key: &str,
+        size: u64,
+        config: &TestReplicateConfig,
+    ) -> Result<ReplicaDescriptors, ErrorCode> {
+        self.master.put_start(self.now, WRITER, TENANT, key, size, config, &mut self.facts)
+    }
+
+    pub(crate) fn end(&mut self, key: &str) -> Result<(), ErrorCode> {
+        let meta = ObjectMeta { key, object_checksum: None };
+        self.master.put_end(self.now, WRITER, TENANT, &meta, ReplicaType::ALL, &mut self.facts)
+    }
+
+    pub(crate) fn revoke(&mut self, key: &str) -> Result<(), ErrorCode> {
+        self.master.put_revoke(WRITER, TENANT, key, ReplicaType::ALL, &mut self.facts)
+    }
+
+    pub(crate) fn put(
+        &mut self,
+        key: &str,
+        size: u64,
+        config: &TestReplicateConfig,
+    ) -> Result<(), ErrorCode> {
+        self.start(key, size, config)?;
+        self.end(key)
+    }
+
+    pub(crate) fn exists(&self, key: &str) -> bool {
+        self.master.exist(self.now, TENANT, key)
+    }
+
+    /// Whether a key can be read, without leasing it.
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.master.peek(TENANT, &[key])[0].is_ok()
+    }
+
+    pub(crate) fn remove(&mut self, key: &str) -> Result<(), ErrorCode> {
+        self.master.remove(self.now, TENANT, key, false, &mut self.facts)
+    }
+
+    pub(crate) fn tick(&mut self, ms: u64) {
+        self.now += ms;
+        self.master.tick(self.now, &mut self.facts);
+    }
+
+    /// Lets time pass while these nodes send heartbeats.
+    pub(crate) fn advance_with_heartbeats(&mut self, ms: u64, nodes: &[u64]) {
+        for _ in 0..ms.div_ceil(1000) {
+            self.now += 1000.min(ms);
+            for node in nodes {
+                self.master.ping(self.now, id(100 + node));
+            }
+            self.master.tick(self.now, &mut self.facts);
+        }
+    }
+
+    pub(crate) fn keys(&self) -> BTreeSet<String> {
+        let mut keys = BTreeSet::new();
+        let mut cursor = Some(ObjectCursor::default());
+        while let Some(from) = cursor {
+            cursor = self.master.keys(from, 10, |_, key| assert!(keys.insert(key.to_owned())));
+        }
+        keys
+    }
+
+    /// Names of the segments that an object is on.
+    pub(crate) fn segments_of(&self, key: &str) -> Vec<String> {
+        endpoints(&self.master.peek(TENANT, &[key])[0].clone().unwrap())
+    }
+
+    /// The segment's figure, after a check that it is the sum of what is known to be there.
+    pub(crate) fn used(&self) -> u64 {
+        self.master.space_usage().used
+    }
+}
+
+pub(crate) fn endpoints(replicas: &ReplicaDescriptors) -> Vec<String> {
+    let endpoint = |it: &ReplicaMedium<std::sync::Arc<str>>| match it {
+        ReplicaMedium::Memory(buffer) => buffer.endpoint.to_string(),
+        _ => String::new(),
+    };
+    replicas.iter().map(|it| endpoint(&it.medium)).collect()
+}
+
+pub(crate) fn snapshot(master: &MasterCore, limit: u32) -> Vec<StateChange<'static>> {
+    let mut facts = Vec::new();
+    let mut cursor = Some(SnapshotCursor::default());
+    while let Some(from) = cursor {
+        cursor = master.snapshot(from, limit, &mut facts);
+    }
+    facts
+}
+
+/// What a master knows. Leases are not facts, so times of objects that can be read are left out.
+pub(crate) fn comparable_state(master: &MasterCore) -> ComparableState {
+    let mut objects = BTreeMap::new();
+    let mut work = Vec::new();
+    for fact in snapshot(master, 100) {
+        if matches!(
+            fact,
+            StateChange::TransferStarted(_)
+                | StateChange::Task(_)
+                | StateChange::DrainJob(_)
+                | StateChange::DrainMoveStarted { .. }
+                | StateChange::DrainMoveEnded { .. }
+        ) {
+            work.push(format!("{fact:?}"));
+            continue;
+        }
+        let (is_stored, object) = match fact {
+            StateChange::ObjectStored { object, cause: StoreCause::Snapshot } => (true, object),
+            StateChange::ObjectStarted(object) => (false, object),
+            _ => continue,
+        };
+        let name = format!("{}/{}/{is_stored}", object.tenant, object.key);
+        let since_ms = if is_stored { 0 } else { object.since_ms };
+        assert!(objects.insert(name, ObjectState { since_ms, ..object }).is_none());
+    }
+    let details = master.segments_detail().segments.into_iter();
+    let mut used: Vec<_> = details.map(|it| (it.segment_name, it.allocator_used_bytes, it.status)).collect();
+    used.sort();
+    let quota =
+        |it: mooncake_wire::admin::TenantQuota| (it.tenant_id, it.effective_quota_bytes, it.charged_bytes);
+    let quotas = master.quotas().unwrap_or_default().into_iter().map(quota).collect();
+    // Those of a shard are told in the order of its table.
+    let (mut transfers, ordered): (Vec<_>, Vec<_>) =
+        work.into_iter().partition(|it: &String| it.starts_with("Transferring"));
+    transfers.sort();
+    let work = [transfers, ordered].concat();
+    ComparableState { objects, used, quotas, work }
+}
+
+/// Another master that knows only what facts say.
+pub(crate) fn replayed(settings: &MasterCoreOptions, facts: &[StateChange<'static>], now: u64) -> MasterCore {
+    let master = MasterCore::new(settings.clone());
+    for fact in facts {
+        // Through bytes, as a log has them.
+        let mut bytes = Vec::new();
+        moongate_master_core::encode(fact, &mut bytes);
+        let (fact, rest) = moongate_master_core::decode(&bytes).unwrap();
+        assert!(rest.is_empty());
+        let _ = master.apply(&fact);
+    }
+    master.finish_replay(now);
+    master
+}

@@ -1,0 +1,133 @@
+//! Copies, moves, tasks and drain jobs go on in a master that was made from facts.
+
+use mooncake_wire::ErrorCode;
+use mooncake_wire::admin::CreateDrainJobRequest;
+use mooncake_wire::types::{TaskCompletion, TaskStatus, Uuid};
+use moongate_master_core::{ClientObjectKey, MasterCoreOptions, SnapshotCursor, StateChange};
+use proptest::prelude::*;
+
+use crate::harness::{
+    MIB, TENANT, TestMasterCore, TestReplicateConfig, comparable_state, id, replayed, snapshot,
+};
+
+const NODES: u64 = 3;
+const KEYS: u64 = 5;
+
+fn endpoint(node: u64) -> &'static str {
+    ["10.0.0.1:12000", "10.0.0.2:12000", "10.0.0.3:12000"][(node % NODES) as usize]
+}
+
+fn settings() -> MasterCoreOptions {
+    MasterCoreOptions {
+        shards: 4,
+        max_tasks: 6,
+        task_timeout_ms: 5000,
+        put_release_ms: 7000,
+        ..MasterCoreOptions::default()
+    }
+}
+
+type ReplayStep = (u8, u64, u64);
+
+fn step() -> impl Strategy<Value = ReplayStep> {
+    (0..16_u8, 0..30_u64, 0..30_u64)
+}
+
+/// Does something and says what came of it. Ids that were given to tasks and jobs are in `ids`.
+fn run_step(world: &mut TestMasterCore, (kind, a, b): ReplayStep, ids: &mut Vec<Uuid>) -> String {
+    let key = format!("k{}", a % KEYS);
+    let (client, source, target) = (id(101 + b % NODES), endpoint(a / KEYS), endpoint(b));
+    let known_id = ids.get(b as usize % ids.len().max(1)).copied().unwrap_or(id(1));
+    let work = ClientObjectKey { client, tenant: TENANT, key: &key };
+    let preferred = TestReplicateConfig { preferred_segment: source, ..TestReplicateConfig::default() };
+    let TestMasterCore { master, now, facts } = world;
+    let mut made = |made: Result<Uuid, ErrorCode>| {
+        ids.extend(made.ok());
+        format!("{:?}", made.map(drop))
+    };
+    match kind {
+        0 | 1 => format!("{:?}", world.put(&key, 1000, &preferred)),
+        2 => format!("{:?}", master.copy_start(*now, work, source, &[target], None, facts)),
+        3 => format!("{:?}", master.copy_end(*now, work, None, facts)),
+        4 => format!("{:?}", master.copy_revoke(*now, work, None, facts)),
+        5 => format!("{:?}", master.move_start(*now, work, source, target, facts)),
+        6 => format!("{:?}", master.move_end(*now, work, facts)),
+        7 => made(master.create_copy_task(*now, TENANT, &key, &[target], facts)),
+        8 => made(master.create_move_task(*now, TENANT, &key, source, target, facts)),
+        9 => format!("{:?}", master.fetch_tasks(*now, client, 1 + b % 3, facts)),
+        10 => {
+            let status = if a % 2 == 0 { TaskStatus::SUCCESS } else { TaskStatus::FAILED };
+            let completion = TaskCompletion { id: known_id, status, message: "said" };
+            let completed = master.complete_task(*now, client, &completion, facts);
+            format!("{completed:?} {:?}", master.query_task(known_id))
+        }
+        11 => {
+            let request = CreateDrainJobRequest {
+                segments: vec![source.to_owned()],
+                ..CreateDrainJobRequest::default()
+            };
+            made(master.create_drain_job(*now, &request, facts))
+        }
+        12 => {
+            let canceled = (a % 3 == 0).then(|| master.cancel_drain_job(*now, known_id, facts));
+            format!("{canceled:?} {:?}", master.drain_job(known_id))
+        }
+        13 => format!("{:?}", master.remove(*now, TENANT, &key, true, facts)),
+        14 if a % 8 == 0 => {
+            let node = b % NODES + 1;
+            let unmounted = master.unmount(*now, id(node), id(100 + node), facts);
+            format!("{unmounted:?} {:?}", world.mount(node, MIB))
+        }
+        _ => {
+            world.advance_with_heartbeats(a * 50, &[1, 2, 3]);
+            String::new()
+        }
+    }
+}
+
+/// Times of leases are no facts, and places of new replicas are chosen anew.
+fn standby(world: &TestMasterCore, facts: &[StateChange<'static>]) -> TestMasterCore {
+    let master = replayed(&settings(), facts, world.now);
+    TestMasterCore { master, now: world.now, facts: Vec::new() }
+}
+
+proptest! {
+    #[test]
+    fn work_goes_on_from_facts(
+        before in prop::collection::vec(step(), 0..120),
+        during in prop::collection::vec(step(), 0..40),
+        after in prop::collection::vec(step(), 0..60),
+    ) {
+        let mut world = TestMasterCore::with_segments(settings(), &[MIB; NODES as usize]);
+        let mut ids = Vec::new();
+        for step in before {
+            run_step(&mut world, step, &mut ids);
+        }
+        prop_assert_eq!(comparable_state(&standby(&world, &world.facts).master), comparable_state(&world.master));
+        // A snapshot in pieces, while things happen.
+        let (from, mut pieces, mut cursor) = (world.facts.len(), Vec::new(), Some(SnapshotCursor::default()));
+        let mut steps = during.into_iter();
+        while let Some(place) = cursor {
+            cursor = world.master.snapshot(place, 2, &mut pieces);
+            if let Some(step) = steps.next() {
+                run_step(&mut world, step, &mut ids);
+            }
+        }
+        for step in steps {
+            run_step(&mut world, step, &mut ids);
+        }
+        pieces.extend_from_slice(&world.facts[from..]);
+        let mut second = standby(&world, &pieces);
+        prop_assert_eq!(comparable_state(&second.master), comparable_state(&world.master));
+        // What a master in between tells of what it was told.
+        let relayed = moongate_master_core::MasterCore::new(settings());
+        pieces.iter().for_each(|fact| _ = relayed.apply(fact));
+        let third = standby(&world, &snapshot(&relayed, 3));
+        prop_assert_eq!(comparable_state(&third.master), comparable_state(&world.master));
+        // Both go on alike, as far as callers can see.
+        for step in after.into_iter().filter(|(kind, ..)| matches!(kind, 3 | 4 | 6 | 9 | 10 | 12)) {
+            let mut others = ids.clone();
+            prop_assert_eq!(run_step(&mut second, step, &mut others), run_step(&mut world, step, &mut ids));
+        }
+    }
+}
